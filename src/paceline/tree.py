@@ -1,0 +1,129 @@
+"""A tree of drafted tokens below the last committed one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.errors import DrafterError
+
+MAX_NODES = 64
+"""The most nodes of a tree, the root counted: one 64-bit word says which of them a row sees."""
+
+
+@dataclass(slots=True)
+class TokenTree:
+    """Node 0 is the pending root: the last committed token, whose keys are not in the cache yet.
+
+    Attributes:
+        tokens: the token of each node.
+        parents: the parent of each node, always of a smaller index; -1 for the root.
+        survival: the estimated probability that a node and all its ancestors are accepted; for budgets alone.
+        origin: the name of the drafter that proposed the node; "target" for the root.
+    """
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    survival: list[float] = field(default_factory=lambda: [1.0])
+    origin: list[str] = field(default_factory=lambda: ["target"])
+
+    @classmethod
+    def root(cls, token: int) -> TokenTree:
+        return cls([token])
+
+    @classmethod
+    def chain(cls, root: int, drafts: list[int], survival: list[float], origin: str) -> TokenTree:
+        n = len(drafts)
+        return cls([root, *drafts], list(range(-1, n)), [1.0, *survival], ["target", *[origin] * n])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, survival: float, origin: str) -> int:
+        """Append a child of ``parent`` and return its index.
+
+        Raises:
+            DrafterError: the parent does not exist, or the tree is full.
+        """
+        if not 0 <= parent < len(self.tokens):
+            raise DrafterError(f"node {len(self.tokens)} names parent {parent}, which does not stand before it.")
+        if len(self.tokens) == MAX_NODES:
+            raise DrafterError(f"a token tree has at most {MAX_NODES} nodes, the root counted.")
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.survival.append(survival)
+        self.origin.append(origin)
+        return len(self.tokens) - 1
+
+    def depths(self) -> list[int]:
+        """How many tokens below the root each node is."""
+        depths = [0] * len(self.parents)
+        for node, parent in enumerate(self.parents[1:], 1):
+            depths[node] = depths[parent] + 1
+        return depths
+
+    def masks(self) -> list[int]:
+        """For each node a 64-bit word, as a signed integer, whose bits are the node and its ancestors."""
+        masks = [1] * len(self.parents)
+        for node, parent in enumerate(self.parents[1:], 1):
+            masks[node] = masks[parent] | (1 << node)
+        return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
+
+    def children(self, node: int) -> list[int]:
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root to ``node``, both included."""
+        nodes = [node]
+        while (node := self.parents[node]) >= 0:
+            nodes.append(node)
+        return nodes[::-1]
+
+    def head(self, nodes: int) -> TokenTree:
+        """The tree of the first ``nodes`` nodes; a parent stands before its children, so it is whole."""
+        return TokenTree(
+            self.tokens[:nodes], self.parents[:nodes], self.survival[:nodes], self.origin[:nodes]
+        )
+
+    def best(self, nodes: int) -> TokenTree:
+        """The ``nodes`` nodes with the highest survival, in their old order; ties go to the earlier node.
+
+        Survival never rises from a parent to a child, so the parents of what stays stay too.
+        """
+        if len(self) <= nodes:
+            return self
+        ranked = sorted(range(len(self)), key=lambda node: (-self.survival[node], node))
+        kept = sorted(ranked[:nodes])
+        place = {node: i for i, node in enumerate(kept)}
+        return TokenTree(
+            [self.tokens[n] for n in kept],
+            [place[self.parents[n]] if n else -1 for n in kept],
+            [self.survival[n] for n in kept],
+            [self.origin[n] for n in kept],
+        )
+
+    def check(self, vocab_size: int) -> None:
+        """Raise unless the tree is one that can be verified.
+
+        Raises:
+            DrafterError: lists of unequal length, an orphan or a cycle, an id out of range, a sibling proposed
+                twice, a survival that rises on the way down, too many nodes.
+        """
+        n = len(self.tokens)
+        if not n == len(self.parents) == len(self.survival) == len(self.origin):
+            raise DrafterError("tokens, parents, survival and origin of a token tree differ in length.")
+        if not 1 <= n <= MAX_NODES:
+            raise DrafterError(f"a token tree has 1 to {MAX_NODES} nodes, not {n}.")
+        if self.parents[0] != -1:
+            raise DrafterError("node 0 of a token tree is its root and has no parent.")
+        seen: set[tuple[int, int]] = set()
+        for node in range(1, n):
+            parent, token = self.parents[node], self.tokens[node]
+            if not 0 <= parent < node:
+                raise DrafterError(f"node {node} names parent {parent}, which does not stand before it.")
+            if not 0 <= token < vocab_size:
+                raise DrafterError(f"node {node} holds token {token}, outside 0 to {vocab_size - 1}.")
+            if (parent, token) in seen:
+                raise DrafterError(f"node {parent} has two children with token {token}.")
+            if not 0.0 <= self.survival[node] <= self.survival[parent]:
+                raise DrafterError(f"the survival of node {node} is negative or above its parent's.")
+            seen.add((parent, token))
