@@ -1,4 +1,4 @@
-"""The paged cache: keys and values of every sequence, in pages cut from slabs that are allocated once."""
+"""The paged cache: keys and values of every sequence, in pages of slabs that are allocated once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 16
 class CacheGroup:
     """Layers that share page tables, as a target or a drafter declares them.
 
-    ``dtype`` is float32 or bfloat16; ``window`` is the number of tokens the group's layers look back, if bounded.
+    ``dtype`` is float32 or bfloat16; ``window`` is how many tokens the group's layers look back, if bounded.
     """
 
     name: str
@@ -57,19 +57,21 @@ class Slab:
             torch.zeros(*shape, PAGE, group.head_dim, dtype=group.dtype),
         )
 
-    def copy_rows(self, page_from: Tensor, lane_from: Tensor, page_to: Tensor, lane_to: Tensor) -> None:
-        """Copy the rows (page, lane) of every layer; all sources are read before any row is written."""
+    def move_rows(self, table: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy storage rows ``sources`` of one sequence to ``targets``, all read before any is written.
+
+        ``table`` is the sequence's int32 page table.
+        """
+        old, new = torch.tensor(sources), torch.tensor(targets)
+        table = table.long()
+        page_from, lane_from = table[old // PAGE], old % PAGE
+        page_to, lane_to = table[new // PAGE], new % PAGE
         self.keys[page_to, :, :, :, lane_to] = self.keys[page_from, :, :, :, lane_from]
         self.values[page_to, :, :, lane_to] = self.values[page_from, :, :, lane_from]
 
-
-class PageTable:
-    """The pages of one sequence in one group: storage index i lies in page ``pages[i // PAGE]``."""
-
-    __slots__ = ("pages", "tensor")
-
-    def __init__(self) -> None:
-        self.pages: list[int] = []
+    def copy_page(self, source: int, target: int) -> None:
+        self.keys[target] = self.keys[source]
+        self.values[target] = self.values[source]
 
 
 def pages_for(rows: int) -> int:
@@ -78,19 +80,114 @@ def pages_for(rows: int) -> int:
 
 
 class PagePool:
-    """Pages of every group, cut from one budget and handed out to sequences.
+    """The pages of one group: a slab, and who owns what of it."""
 
-    One page number stands for a page in each group, so a sequence needs one table.
-    """
-
-    def __init__(self, groups: Sequence[CacheGroup], pages: int) -> None:
+    def __init__(self, group: CacheGroup, pages: int) -> None:
         if pages < 1:
-            raise ResourceError(f"the cache needs at least one page of {PAGE} tokens, not {pages}.")
-        self.groups = tuple(groups)
+            raise ResourceError(f"the cache group {group.name} needs at least one page of {PAGE} tokens.")
+        self.group = group
         self.pages = pages
-        self.slabs = tuple(Slab.allocate(group, pages) for group in groups)
+        self.slab = Slab.allocate(group, pages)
         self._free = list(range(pages - 1, -1, -1))
+        self._owners = [0] * pages
 
     @property
-    def free_pages(self) -> int:
+    def free(self) -> int:
         return len(self._free)
+
+    def take(self) -> int:
+        """Hand out one page.
+
+        Raises:
+            ResourceError: none is free.
+        """
+        if not self._free:
+            raise ResourceError(f"all {self.pages} pages of the cache group {self.group.name} are in use.")
+        page = self._free.pop()
+        self._owners[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        self._owners[page] += 1
+
+    def release(self, page: int) -> None:
+        self._owners[page] -= 1
+        if not self._owners[page]:
+            self._free.append(page)
+
+    def check(self, tables: Iterable[PageTable]) -> None:
+        """Prove that no page is lost, doubled or leaked, given every table that owns pages of this pool."""
+        owners = [0] * self.pages
+        for table in tables:
+            for page in table.owned():
+                owners[page] += 1
+        assert owners == self._owners, f"owners differ from the tables in {self.group.name}"
+        assert len(set(self._free)) == len(self._free), f"a page of {self.group.name} is free twice"
+        assert {p for p, n in enumerate(owners) if not n} == set(self._free), "a page is lost or owned and free"
+
+
+class PageTable:
+    """The pages of one sequence in one group: storage index i lies in page ``i // PAGE`` of the table.
+
+    ``tensor`` is int32 [capacity], -1 where nothing is mapped; passes read it in place.
+    """
+
+    __slots__ = ("_dropped", "_end", "pool", "tensor")
+
+    def __init__(self, pool: PagePool, capacity: int) -> None:
+        self.pool = pool
+        self.tensor = torch.full((pages_for(capacity),), -1, dtype=torch.int32)
+        self._dropped = 0
+        self._end = 0
+
+    def owned(self) -> list[int]:
+        pages: list[int] = self.tensor[self._dropped : self._end].tolist()
+        return pages
+
+    def reserve(self, rows: int) -> None:
+        """Map every storage index below ``rows``.
+
+        Raises:
+            ResourceError: too few pages are free; those already taken stay with the table.
+        """
+        for place in range(self._end, pages_for(rows)):
+            self.tensor[place] = self.pool.take()
+            self._end = place + 1
+
+    def drop_before(self, row: int) -> None:
+        """Give up the pages that hold only storage indices below ``row``: no later row sees them."""
+        for place in range(self._dropped, min(row // PAGE, self._end)):
+            self.pool.release(int(self.tensor[place]))
+            self.tensor[place] = -1
+            self._dropped = place + 1
+
+    def fork(self, rows: int) -> PageTable:
+        """A table with the first ``rows`` storage indices: full pages are shared, a partial one is copied.
+
+        Raises:
+            ResourceError: the partial page needs a new one and none is free.
+        """
+        twin = PageTable(self.pool, self.tensor.shape[0] * PAGE)
+        twin._dropped = twin._end = self._dropped
+        for place in range(self._dropped, pages_for(rows)):
+            page = int(self.tensor[place])
+            if (place + 1) * PAGE <= rows:
+                self.pool.share(page)
+                twin.tensor[place] = page
+            else:
+                twin.tensor[place] = self.pool.take()
+                self.pool.slab.copy_page(page, int(twin.tensor[place]))
+            twin._end = place + 1
+        return twin
+
+    def commit(self, base: int, path: Sequence[int]) -> None:
+        """Make the accepted path contiguous: the row of ``path[k]`` at ``base + path[k]`` moves to ``base + k``."""
+        moved = [(base + node, base + k) for k, node in enumerate(path) if node != k]
+        if moved:
+            self.pool.slab.move_rows(self.tensor, [old for old, _ in moved], [new for _, new in moved])
+
+    def free(self) -> None:
+        for page in self.owned():
+            self.pool.release(page)
+        self.tensor.fill_(-1)
+        self._dropped = self._end = 0

@@ -1,0 +1,109 @@
+"""What happened to one request: the one source of every statistic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Lossless = Literal["bits", "distribution", "none"]
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Where a request's time went, its share of every step it was in."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    sample: float = 0.0
+    other: float = 0.0
+
+    def add(self, part: Seconds, share: float) -> None:
+        self.draft += part.draft * share
+        self.verify += part.verify * share
+        self.sample += part.sample * share
+        self.other += part.other * share
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.sample + self.other
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where one emitted token came from: a drafter's name or "target", the step, and the depth in its tree."""
+
+    origin: str
+    step: int
+    depth: int
+    probability: float | None = None
+
+
+@dataclass(slots=True)
+class SpeculationRecord:
+    """Counts of one request; everything else is derived from them.
+
+    ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
+    were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted.
+    """
+
+    method: str
+    seed: int
+    lossless: Lossless
+    disabled_reason: str | None = None
+    steps: int = 0
+    drafted: int = 0
+    reached: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    seconds: Seconds = field(default_factory=Seconds)
+    origins: list[Origin] | None = None
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_at)
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """1 + accepted / steps, the target's own token counted; None without steps."""
+        return 1 + self.accepted / self.steps if self.steps else None
+
+    def judge(self, drafted: int, accepted: int, missed: bool) -> None:
+        """Count one step: ``accepted`` drafts in a row, then one that was judged and ``missed``, or none offered."""
+        self.steps += 1
+        self.drafted += drafted
+        while len(self.reached) < accepted + missed:
+            self.reached.append(0)
+            self.accepted_at.append(0)
+        for depth in range(accepted):
+            self.reached[depth] += 1
+            self.accepted_at[depth] += 1
+        if missed:
+            self.reached[accepted] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record under the keys that it has everywhere."""
+        seconds = self.seconds
+        shown: dict[str, Any] = {
+            "method": self.method,
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "accepted_by_position": [
+                {"accepted": a, "reached": r} for a, r in zip(self.accepted_at, self.reached, strict=True)
+            ],
+            "mean_accepted_length": self.mean_accepted_length,
+            "seconds": {
+                "draft": seconds.draft,
+                "verify": seconds.verify,
+                "sample": seconds.sample,
+                "other": seconds.other,
+            },
+            "lossless": self.lossless,
+            "disabled_reason": self.disabled_reason,
+            "seed": self.seed,
+        }
+        if self.origins is not None:
+            shown["origins"] = [
+                {"origin": o.origin, "step": o.step, "depth": o.depth, "probability": o.probability}
+                for o in self.origins
+            ]
+        return shown
