@@ -1,0 +1,311 @@
+"""Options that are checked by name and value, and the one spelling of speculation."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from paceline.errors import OptionError
+from paceline.tree import MAX_NODES
+
+T = TypeVar("T")
+
+SpeculationLike = Mapping[str, Any] | str | bool | None
+"""What a user may write where speculation is asked for; :meth:`Speculation.parse` reads it."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean ...?`` for the known name closest to ``name``, or nothing where none is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def reject_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse the first name of ``given`` that is not in ``known``.
+
+    Args:
+        kind: what the names belong to, as it reads in "NAME is not an option of KIND".
+
+    Raises:
+        OptionError: with the nearest right name.
+    """
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise OptionError(f"{name!r} is not an option of {kind}{nearest(str(name), names)}")
+
+
+def named_options(cls: type[T]) -> type[T]:
+    """Let a dataclass refuse positional and unknown arguments with an OptionError, and remember the given ones.
+
+    The class declares ``given: frozenset[str]``, a field that is not an argument; it holds the names that the
+    caller wrote.
+    """
+    create: Callable[..., None] = cls.__init__
+    names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+
+    @functools.wraps(create)
+    def checked(self: T, *values: object, **given: object) -> None:
+        if values:
+            raise OptionError(f"options of {cls.__name__} are given by name, as in {names[0]}=...")
+        reject_unknown(cls.__name__, given, names)
+        object.__setattr__(self, "given", frozenset(given))
+        create(self, **given)
+
+    cls.__init__ = checked  # type: ignore[assignment,method-assign]
+    return cls
+
+
+def integer(name: str, value: object, low: int, high: int | None = None) -> int:
+    """``value`` as an integer within bounds, both included.
+
+    Raises:
+        OptionError: another type (a bool too), or outside the bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionError(f"{name} is a whole number, not {value!r}.")
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"{low} to {high}"
+        raise OptionError(f"{name} is {value}; it must be {bounds}.")
+    return value
+
+
+def number(name: str, value: object, low: float, high: float = math.inf) -> float:
+    """``value`` as a finite float within bounds, both included.
+
+    Raises:
+        OptionError: another type (a bool too), NaN, infinite, or outside the bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"{name} is a number, not {value!r}.")
+    if not (low <= value <= high and abs(value) < math.inf):
+        bounds = f"a finite number, at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+        raise OptionError(f"{name} is {value}; it must be {bounds}.")
+    return float(value)
+
+
+def flag(name: str, value: object) -> bool:
+    """``value`` as a bool.
+
+    Raises:
+        OptionError: another type.
+    """
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is true or false, not {value!r}.")
+    return value
+
+
+METHODS = ("auto", "ngram", "draft_model")
+OTHER_METHODS = (
+    *("suffix", "recycling", "lookahead", "medusa", "eagle", "eagle3", "hydra", "mtp", "mlp_speculator"),
+    *("dflash", "dspark", "pard", "ngram_gpu", "grammar", "prediction", "cascade", "vocabulary"),
+    *("custom_class", "extract_hidden_states"),
+)
+RULES = ("coupled",)
+OTHER_RULES = ("strict", "ratio", "block", "recursive", "traversal", "typical")
+OFF = ("off", "none", "plain")
+ALIAS = "num_draft_tokens"
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "acceptance_method": (None, "rejection_sampler"),
+    "attention_backend": (None,),
+    "code_revision": (None,),
+    "disable_by_batch_size": (None,),
+    "disable_eagle_block_drop": (False,),
+    "disable_log_stats": (None, False),
+    "disable_logprobs": (None, False),
+    "disable_mqa_scorer": (None, False),
+    "disable_padded_drafter_batch": (False,),
+    "draft_load_config": (None,),
+    "draft_sample_method": (None,),
+    "draft_tensor_parallel_size": (None, 1),
+    "dspark_draft_topk": (None,),
+    "enable_adaptive_verification": (False,),
+    "enforce_eager": (None, True),
+    "index_share_for_mtp_iteration": (None,),
+    "kv_cache_dtype": (None, "auto"),
+    "max_model_len": (None,),
+    "moe_backend": (None,),
+    "num_speculative_tokens_per_batch_size": (None,),
+    "parallel_drafting": (False,),
+    "posterior_alpha": (None,),
+    "posterior_threshold": (None,),
+    "quantization": (None,),
+    "rejection_sample_method": (None, "standard", "strict"),
+    "revision": (None,),
+    "speculative_token_tree": (None,),
+    "suffix_decoding_max_cached_requests": (10000,),
+    "suffix_decoding_max_spec_factor": (1.0,),
+    "suffix_decoding_max_tree_depth": (24,),
+    "suffix_decoding_min_token_prob": (0.1,),
+    "synthetic_acceptance_length": (None,),
+    "synthetic_acceptance_rates": (None,),
+    "tensor_parallel_size": (None, 1),
+    "use_heterogeneous_vocab": (False,),
+    "use_local_argmax_reduction": (False,),
+}
+"""vLLM's further keys of ``speculative_config``, each with the values that change nothing here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """How to speculate; the same keys in Python, in flags, in files and in requests.
+
+    Attributes:
+        enabled: False is plain decoding.
+        method: "auto", "ngram" or "draft_model".
+        model: the draft model: a name, a hub id, a folder or a file.
+        num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted;
+            with ``adaptive`` false their fixed number. 1 to 63; 0 is plain decoding.
+        adaptive: draft fewer, or none, where it does not pay.
+        rule: how drafts are accepted; "coupled" keeps every token as it is without speculation.
+        tree: "auto" (the method's own best), "none" (a chain), or a width.
+        draft_layers: the target's own first layers as its draft model.
+        prompt_lookup_min, prompt_lookup_max: the shortest and longest n-gram that is looked up.
+    """
+
+    enabled: bool = True
+    method: str = "auto"
+    model: str | None = None
+    num_speculative_tokens: int = 5
+    adaptive: bool = True
+    rule: str = "coupled"
+    tree: str | int = "auto"
+    draft_layers: int | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+
+    def __post_init__(self) -> None:
+        flag("enabled", self.enabled)
+        flag("adaptive", self.adaptive)
+        _choice("method", self.method, METHODS, OTHER_METHODS)
+        _choice("rule", self.rule, RULES, OTHER_RULES)
+        self._check_numbers()
+        self._check_draft()
+        self._check_tree()
+
+    def _check_numbers(self) -> None:
+        drafts = integer("num_speculative_tokens", self.num_speculative_tokens, 0)
+        if drafts >= MAX_NODES:
+            raise OptionError(
+                f"num_speculative_tokens is {drafts}; a token tree holds at most {MAX_NODES - 1} drafted tokens."
+            )
+        integer("prompt_lookup_min", self.prompt_lookup_min, 1)
+        integer("prompt_lookup_max", self.prompt_lookup_max, 1)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            low, high = self.prompt_lookup_min, self.prompt_lookup_max
+            raise OptionError(f"prompt_lookup_min is {low}, above prompt_lookup_max, {high}.")
+        if not drafts:
+            object.__setattr__(self, "enabled", False)
+
+    def _check_draft(self) -> None:
+        if self.model is not None and (not isinstance(self.model, str) or not self.model.strip()):
+            raise OptionError(f"model names a draft model by a text, not {self.model!r}.")
+        if self.draft_layers is not None:
+            integer("draft_layers", self.draft_layers, 1)
+        if self.model is not None and self.draft_layers is not None:
+            raise OptionError("model and draft_layers exclude each other; leave one of them out.")
+        named = self.model is not None or self.draft_layers is not None
+        if self.method == "auto" and named:
+            object.__setattr__(self, "method", "draft_model")
+        if self.method == "ngram" and named:
+            option = "draft_layers" if self.model is None else "model"
+            raise OptionError(f"method 'ngram' drafts without {option}; leave it out, or use 'draft_model'.")
+        if self.method == "draft_model" and not named:
+            raise OptionError(
+                "method 'draft_model' needs a draft model: name one of the same tokenizer with model=..., "
+                "or take the target's own first layers with draft_layers=..."
+            )
+
+    def _check_tree(self) -> None:
+        if isinstance(self.tree, str):
+            if self.tree not in ("auto", "none"):
+                raise OptionError(
+                    f"tree is {self.tree!r}; trees from a file are not part of this version: "
+                    "use 'auto', 'none' or a width."
+                )
+        else:
+            integer("tree", self.tree, 1, MAX_NODES - 1)
+
+    @classmethod
+    def off(cls) -> Speculation:
+        """Plain decoding."""
+        return cls(enabled=False)
+
+    @classmethod
+    def parse(cls, value: SpeculationLike | Speculation, base: Speculation | None = None) -> Speculation:
+        """Read what a user wrote.
+
+        Args:
+            value: None, False or "off" is plain decoding; True is speculation as ``base`` has it; a text is a
+                method; a mapping gives keys, and those that it leaves out are ``base``'s, so an empty one
+                changes nothing.
+            base: what an engine was set up with, when a call overrides it; by default ``Speculation()``.
+
+        Raises:
+            OptionError: an unknown key (with the nearest right one), a value out of range, a method, rule or
+                setting that this version lacks, or two options that exclude each other.
+        """
+        base = cls() if base is None else base
+        if isinstance(value, Speculation):
+            return value
+        if value is None or value is False or (isinstance(value, str) and value in OFF):
+            return dataclasses.replace(base, enabled=False)
+        if value is True:
+            return dataclasses.replace(base, enabled=True)
+        if isinstance(value, str):
+            return cls._merge({"method": value}, base)
+        if isinstance(value, Mapping):
+            return cls._merge(value, base)
+        raise OptionError(f"speculation is a mapping, a method's name, true, false or null, not {value!r}.")
+
+    @classmethod
+    def _merge(cls, given: Mapping[str, Any], base: Speculation) -> Speculation:
+        own = [field.name for field in dataclasses.fields(cls)]
+        reject_unknown("speculation", given, [*own, ALIAS, *NEUTRAL])
+        for key, accepted in NEUTRAL.items():
+            if key in given and given[key] not in accepted:
+                raise OptionError(f"{key}={given[key]!r} is not supported; leave it out.")
+        changes = {key: given[key] for key in own if key in given}
+        if ALIAS in given:
+            if changes.get("num_speculative_tokens", given[ALIAS]) != given[ALIAS]:
+                raise OptionError(f"{ALIAS} is another name of num_speculative_tokens, and the two differ.")
+            changes["num_speculative_tokens"] = given[ALIAS]
+        if isinstance(changes.get("method"), str) and changes["method"] in OFF:
+            changes.update(method=base.method, enabled=False)
+        if changes:
+            changes.setdefault("enabled", True)
+        _follow(changes, base)
+        return dataclasses.replace(base, **changes)
+
+
+def _follow(changes: dict[str, Any], base: Speculation) -> None:
+    """Let what was left out give way to what was written."""
+    if changes.get("model") is not None:
+        changes.setdefault("draft_layers", None)
+    if changes.get("draft_layers") is not None:
+        changes.setdefault("model", None)
+    if changes.get("method") in ("ngram", "auto"):
+        changes.setdefault("model", None)
+        changes.setdefault("draft_layers", None)
+    elif changes.get("model") is not None or changes.get("draft_layers") is not None:
+        changes.setdefault("method", "draft_model")
+    low, high = changes.get("prompt_lookup_min"), changes.get("prompt_lookup_max")
+    if isinstance(low, int) and high is None:
+        changes["prompt_lookup_max"] = max(low, base.prompt_lookup_max)
+    if isinstance(high, int) and low is None:
+        changes["prompt_lookup_min"] = min(high, base.prompt_lookup_min)
+
+
+def _choice(name: str, value: object, ours: Collection[str], others: Collection[str]) -> None:
+    if value in ours:
+        return
+    choices = ", ".join(ours)
+    if value in others or (isinstance(value, str) and value.endswith("_mtp")):
+        raise OptionError(f"{name} {value!r} is not part of this version; choose from {choices}.")
+    raise OptionError(f"{name} {value!r} is unknown; choose from {choices}.")
