@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+
+    from paceline.pages import PageTable
+    from paceline.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -46,3 +53,57 @@ class Batch:
     @property
     def segments(self) -> int:
         return self.starts.shape[0] - 1
+
+
+class Rows:
+    """Collects the segments of one pass and lays them out as a batch."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._positions: list[int] = []
+        self._storage: list[int] = []
+        self._context: list[int] = []
+        self._visible: list[int] = []
+        self._starts = [0]
+        self._score: list[int] = []
+        self._tables: list[Sequence[PageTable]] = []
+
+    def tree(self, tree: TokenTree, base: int, tables: Sequence[PageTable]) -> None:
+        """Add a token tree whose root follows ``base`` rows of its sequence's storage; every node is scored."""
+        nodes = len(tree)
+        self._score += range(len(self._ids), len(self._ids) + nodes)
+        self._ids += tree.tokens
+        self._positions += [base + depth for depth in tree.depths()]
+        self._storage += range(base, base + nodes)
+        self._context += [base] * nodes
+        self._visible += tree.masks()
+        self._close(tables)
+
+    def piece(self, tokens: Sequence[int], start: int, tables: Sequence[PageTable], scored: int) -> None:
+        """Add committed ``tokens`` from index ``start`` of their sequence on; the last ``scored`` are scored."""
+        end = start + len(tokens)
+        self._ids += tokens
+        self._positions += range(start, end)
+        self._storage += range(start, end)
+        self._context += range(start + 1, end + 1)
+        self._visible += [0] * len(tokens)
+        self._score += range(len(self._ids) - scored, len(self._ids))
+        self._close(tables)
+
+    def _close(self, tables: Sequence[PageTable]) -> None:
+        self._starts.append(len(self._ids))
+        self._tables.append(tables)
+
+    def batch(self) -> Batch:
+        return Batch(
+            ids=torch.tensor(self._ids),
+            positions=torch.tensor(self._positions, dtype=torch.int32),
+            starts=torch.tensor(self._starts, dtype=torch.int32),
+            storage=torch.tensor(self._storage, dtype=torch.int32),
+            context=torch.tensor(self._context, dtype=torch.int32),
+            visible=torch.tensor(self._visible),
+            tables=tuple(
+                torch.stack([table.tensor for table in group]) for group in zip(*self._tables, strict=True)
+            ),
+            score=torch.tensor(self._score, dtype=torch.int64),
+        )

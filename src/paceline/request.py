@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from paceline.drafters import Drafter
     from paceline.options import Speculation
     from paceline.pages import PageTable
-    from paceline.sampling import LogitRules, Logprobs, Sampling
+    from paceline.draw import Logprob
+    from paceline.sampling import Sampling
+    from paceline.scheduler import Piece
     from paceline.text import Detokenizer
+    from paceline.verify import Chooser
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Request:
         stop_ids: ids that end the answer.
         limit: the longest sequence, prompt included, in tokens.
         speculation: how to draft for it.
+        piece_limit: the most rows of the prompt that one pass may take.
         origins: whether to note where each token came from.
     """
 
@@ -37,6 +41,7 @@ class Request:
     stop_ids: frozenset[int]
     limit: int
     speculation: Speculation
+    piece_limit: int
     origins: bool = False
 
 
@@ -45,24 +50,25 @@ class Sequence:
     """What a request has become.
 
     ``tokens`` and ``filled`` are the contents that passes work on: the committed tokens, prompt included, and how
-    many of them have keys in the cache. One token without keys is the root of the next tree; several are a prompt
-    (or what is left of it) that goes in by pieces. ``delivered`` is what the host has taken over so far: everything
-    that was emitted lies below it.
+    many of them have keys in the cache. The host may lag behind them: ``planned`` is how many rows of the prompt
+    have been planned, ``delivered`` how many tokens it has taken over, and ``in_flight`` the most that passes it has
+    not heard of yet may add.
     """
 
     id: int
     request: Request
-    rules: LogitRules
     text: Detokenizer
+    choose: Chooser
     record: SpeculationRecord
     drafter: Drafter | None
     tables: tuple[PageTable, ...] = ()
     tokens: list[int] = field(default_factory=list)
     filled: int = 0
+    planned: int = 0
     delivered: int = 0
-    reach: int = 0
-    logprobs: list[Logprobs] = field(default_factory=list)
-    prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
+    in_flight: int = 0
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=lambda: [None])
     finish_reason: str | None = None
 
     @property
@@ -75,6 +81,26 @@ class Sequence:
         return self.tokens[self.prompt_length : self.delivered]
 
     @property
-    def waiting_rows(self) -> int:
-        """Committed tokens whose keys are not in the cache yet."""
-        return len(self.tokens) - self.filled
+    def reach(self) -> int:
+        """The most tokens that may be committed by now."""
+        return self.delivered + self.in_flight
+
+    def take(self, token: int) -> str | None:
+        """Take over the next emitted token; returns why the answer ends with it, if it does."""
+        request = self.request
+        self.delivered += 1
+        if token in request.stop_ids:
+            self.text.push(token, silent=True)
+            return "stop"
+        if self.text.push(token):
+            return "stop"
+        return "length" if self.delivered >= request.limit else None
+
+    def score_prompt(self, piece: Piece, logits: Tensor) -> None:
+        """Note what the target gave the prompt's tokens; ``logits`` are those of the piece's rows."""
+        count = self.request.sampling.prompt_logprobs
+        assert count is not None
+        following = self.tokens[piece.start + 1 : min(piece.start + piece.rows + 1, self.prompt_length)]
+        self.prompt_logprobs += [
+            self.choose.raw_logprobs(logits[row], token, count) for row, token in enumerate(following)
+        ]

@@ -1,0 +1,377 @@
+"""The loop. Every forward pass verifies token trees and takes in pieces of prompts; there is no other way through."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from paceline.batch import Rows
+from paceline.drafters import Outcome, View
+from paceline.errors import DrafterError
+from paceline.pacer import Pacer
+from paceline.record import Origin, Seconds, SpeculationRecord
+from paceline.request import Sequence
+from paceline.scheduler import Scheduler
+from paceline.tree import TokenTree
+from paceline.verify import Chooser, Verdict, Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as Seq
+
+    from paceline.drafters import Drafter
+    from paceline.pages import PagePool
+    from paceline.request import Request
+    from paceline.sampling import LogitRules
+    from paceline.scheduler import Piece, Plan
+    from paceline.targets import Scores, Target
+    from paceline.text import Detokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """One sequence's part of a pass: its tree, of at most ``budget`` drafted nodes."""
+
+    sequence: Sequence
+    tree: TokenTree
+    budget: int
+
+
+@dataclass
+class _Pass:
+    """What a forward pass did, until the host takes it over."""
+
+    decodes: list[tuple[_Decode, Verdict]]
+    firsts: list[tuple[Piece, Verdict]]
+    seconds: Seconds = field(default_factory=Seconds)
+
+    @property
+    def share(self) -> float:
+        return 1 / max(1, len(self.decodes) + len(self.firsts))
+
+
+class Engine:
+    """Runs any number of sequences on one target.
+
+    Args:
+        target: scores the rows.
+        pools: a page pool for each of the target's cache groups, in order.
+        max_num_seqs: how many sequences run at once; the others wait.
+        max_batch_tokens: how many rows of prompts and roots one pass takes.
+        max_model_len: the longest sequence in tokens.
+        pacer: decides how far to draft.
+        lag: how many passes the host runs behind; the tokens are the same for any.
+        clock: seconds, for the pacer and the records.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        pools: Seq[PagePool],
+        *,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        max_model_len: int,
+        pacer: Pacer | None = None,
+        lag: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.target = target
+        self.pools = tuple(pools)
+        self.scheduler = Scheduler(pools, max_num_seqs, max_batch_tokens, max_model_len)
+        self.pacer = pacer or Pacer()
+        self.verifier = Verifier()
+        self.clock = clock
+        self._lag = lag
+        self._slabs = [pool.slab for pool in self.pools]
+        self._passes: deque[_Pass] = deque()
+        self._ids = count()
+
+    def add(
+        self, request: Request, rules: LogitRules, text: Detokenizer, drafter: Drafter | None = None
+    ) -> Sequence:
+        """Queue a request.
+
+        Raises:
+            ResourceError: the whole cache is too small for it.
+        """
+        tokens = list(request.prompt)
+        sequence = Sequence(
+            id=next(self._ids),
+            request=request,
+            text=text,
+            choose=Chooser(request, rules, tokens),
+            record=SpeculationRecord(
+                drafter.name if drafter else "none",
+                request.seed,
+                self.verifier.lossless,
+                origins=[] if request.origins else None,
+            ),
+            drafter=drafter,
+            tokens=tokens,
+            delivered=len(tokens),
+        )
+        self.scheduler.add(sequence)
+        self.pacer.start(sequence.id)
+        if drafter is not None:
+            drafter.start(self._view(sequence), 0)
+        return sequence
+
+    def cancel(self, sequence: Sequence, reason: str = "abort") -> None:
+        """End a sequence now and free all that it holds."""
+        if sequence.finish_reason is None:
+            self._finish(sequence, reason)
+
+    @property
+    def idle(self) -> bool:
+        return not (self.scheduler.running or self.scheduler.waiting or self._passes)
+
+    def step(self) -> list[Sequence]:
+        """Plan, propose, verify, commit; returns the sequences that the host has news of."""
+        started = self.clock()
+        plan = self.scheduler.plan()
+        if plan:
+            decodes = self._propose(plan)
+            proposed = self.clock()
+            scores = self._forward(decodes, plan.pieces)
+            scored = self.clock()
+            done = self._accept(decodes, plan.pieces, scores)
+            accepted = self.clock()
+            self._observe(done, plan.pieces, scores)
+            self._pace(done, plan, proposed - started, scored - proposed, accepted - scored)
+            self._passes.append(done)
+            done.seconds.other = self.clock() - accepted
+        behind = self._lag if plan else 0
+        news: dict[int, Sequence] = {}
+        while len(self._passes) > behind:
+            for sequence in self._deliver(self._passes.popleft()):
+                news[sequence.id] = sequence
+        return list(news.values())
+
+    def _propose(self, plan: Plan) -> list[_Decode]:
+        """A tree for each decoding sequence: the root alone unless drafting pays."""
+        ceilings = [
+            min(room, sequence.request.speculation.num_speculative_tokens) if sequence.drafter else 0
+            for sequence, room in plan.decodes
+        ]
+        sequences = [sequence for sequence, _ in plan.decodes]
+        budgets = self._budgets(sequences, ceilings)
+        trees = {sequence.id: TokenTree.root(sequence.tokens[-1]) for sequence in sequences}
+        asked: dict[int, list[tuple[Sequence, int]]] = {}
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            if budget:
+                asked.setdefault(id(sequence.drafter), []).append((sequence, budget))
+        for group in asked.values():
+            trees.update(self._ask(group))
+        decodes = [_Decode(s, trees[s.id], budget) for s, budget in zip(sequences, budgets, strict=True)]
+        for decode in decodes:
+            decode.sequence.in_flight += decode.budget + 1
+        return decodes
+
+    def _budgets(self, sequences: Seq[Sequence], ceilings: Seq[int]) -> list[int]:
+        paced = [
+            (sequence.id, sequence.drafter.name, ceiling)
+            for sequence, ceiling in zip(sequences, ceilings, strict=True)
+            if sequence.drafter and sequence.request.speculation.adaptive
+        ]
+        chosen = {wish[0]: budget for wish, budget in zip(paced, self.pacer.budgets(paced), strict=True)}
+        return [chosen.get(s.id, ceiling) for s, ceiling in zip(sequences, ceilings, strict=True)]
+
+    def _ask(self, group: Seq[tuple[Sequence, int]]) -> dict[int, TokenTree]:
+        """One drafter's trees, cut to their budgets; what cannot be verified is left out with a line in the log."""
+        drafter = group[0][0].drafter
+        assert drafter is not None
+        started = self.clock()
+        try:
+            trees = drafter.propose([self._view(s) for s, _ in group], [budget for _, budget in group])
+        except Exception:
+            log.exception("the drafter %s failed; this step goes on without it", drafter.name)
+            for sequence, _ in group:
+                drafter.rewind(sequence.id, 0)
+            return {}
+        usable: dict[int, TokenTree] = {}
+        for (sequence, budget), tree in zip(group, trees, strict=False):
+            try:
+                tree = self.pacer.select(tree, budget)
+                tree.check(self.target.vocab_size)
+                if tree.tokens[0] != sequence.tokens[-1]:
+                    raise DrafterError("the root of a token tree is the last committed token.")
+                usable[sequence.id] = tree
+            except DrafterError as error:
+                log.warning("a proposal of the drafter %s is left out: %s", drafter.name, error)
+        self.pacer.learn_draft(drafter.name, sum(len(t) - 1 for t in usable.values()), self.clock() - started)
+        return usable
+
+    def _forward(self, decodes: Seq[_Decode], pieces: Seq[Piece]) -> Scores:
+        for decode in decodes:
+            sequence = decode.sequence
+            self.scheduler.reserve(sequence, sequence.delivered - 1, sequence.reach)
+        for piece in pieces:
+            self.scheduler.reserve(piece.sequence, piece.start, piece.start + piece.rows)
+            piece.sequence.planned += piece.rows
+            piece.sequence.in_flight += piece.ends_prompt
+        rows = Rows()
+        for decode in decodes:
+            rows.tree(decode.tree, decode.sequence.filled, decode.sequence.tables)
+        for piece in pieces:
+            tokens = piece.sequence.tokens[piece.start : piece.start + piece.rows]
+            rows.piece(tokens, piece.start, piece.sequence.tables, piece.scored)
+        layers = {layer for d in decodes for layer in _features(d.sequence)}
+        layers |= {layer for p in pieces for layer in _features(p.sequence)}
+        return self.target.forward(rows.batch(), self._slabs, sorted(layers))
+
+    def _accept(self, decodes: Seq[_Decode], pieces: Seq[Piece], scores: Scores) -> _Pass:
+        """Judge every tree and commit what is accepted; a piece of a prompt is accepted by force."""
+        done = _Pass([], [])
+        row = 0
+        for decode in decodes:
+            sequence, nodes = decode.sequence, len(decode.tree)
+            verdict = self.verifier.accept(sequence, decode.tree, scores.logits[row : row + nodes])
+            row += nodes
+            for table in sequence.tables:
+                table.commit(sequence.filled, verdict.path)
+            sequence.filled += len(verdict.path)
+            sequence.tokens += verdict.tokens
+            done.decodes.append((decode, verdict))
+        for piece in pieces:
+            sequence, scored = piece.sequence, piece.scored
+            logits = scores.logits[row : row + scored]
+            row += scored
+            sequence.filled += piece.rows
+            if sequence.request.sampling.prompt_logprobs is not None:
+                sequence.score_prompt(piece, logits)
+            if piece.ends_prompt and sequence.request.limit > sequence.prompt_length:
+                last = TokenTree.root(sequence.tokens[-1])
+                verdict = self.verifier.accept(sequence, last, logits[scored - 1 :])
+                sequence.tokens += verdict.tokens
+                done.firsts.append((piece, verdict))
+            elif piece.ends_prompt:
+                done.firsts.append((piece, Verdict([0], [], False, [], [])))
+        return done
+
+    def _observe(self, done: _Pass, pieces: Seq[Piece], scores: Scores) -> None:
+        """Tell every drafter what was committed."""
+        heard: dict[int, tuple[Drafter, list[Outcome]]] = {}
+        row = 0
+        for decode, verdict in done.decodes:
+            sequence = decode.sequence
+            if sequence.drafter is not None:
+                rows = [row + node for node in verdict.path]
+                outcome = Outcome(
+                    id=sequence.id,
+                    start=sequence.filled - len(rows),
+                    rows=[decode.tree.tokens[node] for node in verdict.path],
+                    accepted=len(rows) - 1,
+                    token=verdict.tokens[-1],
+                    features={layer: scores.features[layer][rows] for layer in _features(sequence)},
+                    scored=_scored(sequence, decode.tree, scores, row),
+                )
+                heard.setdefault(id(sequence.drafter), (sequence.drafter, []))[1].append(outcome)
+            row += len(decode.tree)
+        for piece in pieces:
+            sequence = piece.sequence
+            if sequence.drafter is not None:
+                end = piece.start + piece.rows
+                outcome = Outcome(
+                    id=sequence.id,
+                    start=piece.start,
+                    rows=sequence.tokens[piece.start : end],
+                    accepted=0,
+                    token=sequence.tokens[end] if end < len(sequence.tokens) else None,
+                    features={
+                        layer: scores.features[layer][row : row + piece.rows] for layer in _features(sequence)
+                    },
+                )
+                heard.setdefault(id(sequence.drafter), (sequence.drafter, []))[1].append(outcome)
+            row += piece.rows
+        for drafter, outcomes in heard.values():
+            try:
+                drafter.observe(outcomes)
+            except Exception:
+                log.exception("the drafter %s failed to observe; it starts again from nothing", drafter.name)
+                for outcome in outcomes:
+                    drafter.rewind(outcome.id, 0)
+
+    def _pace(self, done: _Pass, plan: Plan, draft: float, verify: float, sample: float) -> None:
+        done.seconds = Seconds(draft, verify, sample)
+        if not plan.pieces:
+            self.pacer.learn_step(sum(len(d.tree) for d, _ in done.decodes), verify + sample)
+        for decode, verdict in done.decodes:
+            self.pacer.learn_outcome(decode.sequence.id, len(verdict.path) - 1, verdict.missed)
+
+    def _deliver(self, done: _Pass) -> list[Sequence]:
+        """Take over what a pass committed: text, stop rules, records, all cut at one and the same token."""
+        news = []
+        share = done.share
+        for decode, verdict in done.decodes:
+            sequence = decode.sequence
+            sequence.in_flight -= decode.budget + 1
+            if sequence.finish_reason is None:
+                emitted = self._emit(sequence, decode.tree, verdict)
+                accepted = min(len(verdict.path) - 1, emitted)
+                missed = verdict.missed and emitted > accepted
+                sequence.record.judge(len(decode.tree) - 1, accepted, missed)
+                sequence.record.seconds.add(done.seconds, share)
+                news.append(sequence)
+        for piece, verdict in done.firsts:
+            sequence = piece.sequence
+            sequence.in_flight -= 1
+            if sequence.finish_reason is None:
+                self._emit(sequence, TokenTree.root(sequence.request.prompt[-1]), verdict)
+                if sequence.delivered >= sequence.request.limit and sequence.finish_reason is None:
+                    self._finish(sequence, "length")
+                sequence.record.seconds.add(done.seconds, share)
+                news.append(sequence)
+        return news
+
+    def _emit(self, sequence: Sequence, tree: TokenTree, verdict: Verdict) -> int:
+        """Emit a verdict's tokens one by one until one of them ends the answer; returns how many were emitted."""
+        origins = sequence.record.origins
+        for place, token in enumerate(verdict.tokens):
+            reason = sequence.take(token)
+            if verdict.logprobs:
+                sequence.logprobs.append(verdict.logprobs[place])
+            if origins is not None:
+                drafted = place + 1 < len(verdict.path)
+                origin = tree.origin[verdict.path[place + 1]] if drafted else "target"
+                probability = verdict.probabilities[place] if verdict.probabilities else None
+                origins.append(Origin(origin, sequence.record.steps, place + 1 if drafted else 0, probability))
+            if reason is not None:
+                self._finish(sequence, reason)
+                return place + 1
+        return len(verdict.tokens)
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        sequence.finish_reason = reason
+        sequence.text.finish()
+        del sequence.tokens[sequence.delivered :]
+        self.scheduler.remove(sequence)
+        self.pacer.release(sequence.id)
+        if sequence.drafter is not None:
+            sequence.drafter.release(sequence.id)
+
+    def _view(self, sequence: Sequence) -> View:
+        return View(sequence.id, sequence.tokens, sequence.choose)
+
+
+def _features(sequence: Sequence) -> tuple[int, ...]:
+    return sequence.drafter.needs.features if sequence.drafter else ()
+
+
+def _scored(
+    sequence: Sequence, tree: TokenTree, scores: Scores, row: int
+) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Each scored row's path below the root and its best ids, where the drafter declares top-k."""
+    top = sequence.drafter.needs.top_k if sequence.drafter else 0
+    if not top:
+        return []
+    best = scores.logits[row : row + len(tree)].topk(top).indices
+    return [
+        (tuple(tree.tokens[n] for n in tree.path(node)[1:]), best[node]) for node in range(len(tree))
+    ]
