@@ -17,6 +17,8 @@ from paceline.errors import RequestError, TokenizerError
 if TYPE_CHECKING:
     from jinja2.parser import Parser
 
+    from paceline.targets.vocabulary import TokenizerParts
+
 Message = Mapping[str, Any]
 
 
@@ -24,9 +26,9 @@ class ChatTemplate:
     """A model's chat template, compiled once in jinja2's sandbox.
 
     The environment is what templates are written for (Hugging Face's ``apply_chat_template``): blocks
-    trimmed, ``break`` and ``continue``, ``raise_exception``, ``strftime_now``, ``tojson`` without escapes, and a
-    ``generation`` block that is only its content. Templates come with models and are not trusted: they see
-    plain data, and nothing of Python.
+    trimmed, ``break`` and ``continue``, ``raise_exception``, ``strftime_now``, ``tojson`` without escapes,
+    and a ``generation`` block that is only its content. Templates come with models and are not trusted: they
+    see plain data, and nothing of Python.
 
     Args:
         source: the template, or None where the model has none.
@@ -42,9 +44,14 @@ class ChatTemplate:
             self._template = None if source is None else _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(
-                f"The model's chat template does not compile ({error.message}, line {error.lineno}): "
+                f"the model's chat template does not compile ({error.message}, line {error.lineno}): "
                 "give plain prompts instead of messages."
             ) from error
+
+    @classmethod
+    def from_parts(cls, parts: TokenizerParts) -> ChatTemplate:
+        """The template that a model's files bring, if any."""
+        return cls(parts.chat_template, parts.special_tokens)
 
     def render(
         self,
@@ -68,7 +75,7 @@ class ChatTemplate:
         conversation = [_message(place, message) for place, message in enumerate(_checked(messages))]
         if self._template is None:
             raise RequestError(
-                "The model has no chat template: give a plain prompt instead of messages (no --chat)."
+                "the model has no chat template: give a plain prompt instead of messages (no --chat)."
             )
         context = {
             **self._special_tokens,
@@ -82,11 +89,11 @@ class ChatTemplate:
             return self._template.render(context)
         except jinja2.TemplateError as error:
             raise RequestError(
-                f"The model's chat template refuses the messages: {str(error).rstrip('.')}."
+                f"the model's chat template refuses the messages: {str(error).rstrip('.')}."
             ) from error
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
             raise RequestError(
-                f"The model's chat template fails on these messages ({type(error).__name__}: {error}): "
+                f"the model's chat template fails on these messages ({type(error).__name__}: {error}): "
                 "check their roles and contents."
             ) from error
 
@@ -134,21 +141,21 @@ def _now(form: str) -> str:
 
 def _checked(messages: Sequence[Message]) -> Sequence[Message]:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise RequestError('Messages are a list, as in [{"role": "user", "content": "Hello"}].')
+        raise RequestError('messages are a list, as in [{"role": "user", "content": "Hello"}].')
     if not messages:
-        raise RequestError("The conversation has no messages: give at least one.")
+        raise RequestError("the conversation has no messages: give at least one.")
     return messages
 
 
 def _message(place: int, message: Message) -> dict[str, Any]:
     """One message as plain data; keys without a value are left out, as templates expect."""
     if not isinstance(message, Mapping):
-        raise RequestError(f"Message {place} is not an object with role and content but {_kind(message)}.")
+        raise RequestError(f"message {place} is not an object with role and content but {_kind(message)}.")
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise RequestError(f'Message {place} has no role: give one, as "system", "user" or "assistant".')
+        raise RequestError(f'message {place} has no role: give one, as "system", "user" or "assistant".')
     if message.get("content") is None and not message.get("tool_calls"):
-        raise RequestError(f"Message {place} has no content: give it a text.")
+        raise RequestError(f"message {place} has no content: give it a text.")
     given = {**message, "content": _content(place, message.get("content"))}
     return {key: _plain(value) for key, value in given.items() if value is not None}
 
@@ -159,7 +166,7 @@ def _content(place: int, content: object) -> str | None:
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise RequestError(
-            f"The content of message {place} is {_kind(content)}: give a text or a list of text parts."
+            f"the content of message {place} is {_kind(content)}: give a text or a list of text parts."
         )
     for part in content:
         if (
@@ -168,7 +175,7 @@ def _content(place: int, content: object) -> str | None:
             or not isinstance(part.get("text"), str)
         ):
             raise RequestError(
-                f"The content of message {place} has a part that is no text: "
+                f"the content of message {place} has a part that is no text: "
                 'parts are {"type": "text", "text": ...}.'
             )
     return "".join(part["text"] for part in content)
@@ -188,7 +195,7 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [_plain(item) for item in value]
-    raise RequestError(f"A chat template takes texts, numbers, lists and objects, not {_kind(value)}.")
+    raise RequestError(f"a chat template takes texts, numbers, lists and objects, not {_kind(value)}.")
 
 
 def _kind(value: object) -> str:

@@ -53,7 +53,7 @@ class Tokenizer:
         self.byte_level = kinds == ["ByteLevel"]
         if not self.byte_level and not set(kinds) <= _STABLE_DECODERS:
             raise TokenizerError(
-                f"The tokenizer's decoder ({', '.join(kinds)}) is not supported: use a model whose tokenizer "
+                f"the tokenizer's decoder ({', '.join(kinds)}) is not supported: use a model whose tokenizer "
                 f"decodes by ByteLevel or by {', '.join(sorted(_STABLE_DECODERS))}."
             )
         added = backend.get_added_tokens_decoder()
@@ -78,10 +78,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; the names of special tokens inside it become these tokens.
 
-        ``add_special_tokens`` puts around a plain prompt what the model expects there; a rendered chat
-        template has it already.
+        ``add_special_tokens`` begins a plain prompt with ``bos_id`` where the model expects that and the text
+        does not do so itself; a rendered chat template needs nothing added.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         if add_special_tokens and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
@@ -107,17 +107,9 @@ class Tokenizer:
         for place, token in enumerate(ids):
             if not 0 <= token < self._size:
                 raise RequestError(
-                    f"Token id {token} at place {place} is not in the vocabulary: "
+                    f"token id {token} at place {place} is not in the vocabulary: "
                     f"ids go from 0 to {self._size - 1}."
                 )
-
-    def first_difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
-        """The lowest id that both tokenizers do not spell alike, with both spellings, or None."""
-        for token in range(max(self._size, other._size)):
-            mine, theirs = self.backend.id_to_token(token), other.backend.id_to_token(token)
-            if mine != theirs:
-                return token, mine, theirs
-        return None
 
     def _spell(self, token: int) -> bytes:
         name = self.backend.id_to_token(token)
@@ -166,7 +158,7 @@ class Detokenizer:
         context: Sequence[int] = (),
     ) -> None:
         if not all(stop):
-            raise RequestError("A stop string is empty: leave it out.")
+            raise RequestError("a stop string is empty: leave it out.")
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._spelling: _Spelling = (
             _Bytes(tokenizer) if tokenizer.byte_level else _Pieces(tokenizer, context, skip_special_tokens)
