@@ -102,8 +102,6 @@ class Rows:
             storage=torch.tensor(self._storage, dtype=torch.int32),
             context=torch.tensor(self._context, dtype=torch.int32),
             visible=torch.tensor(self._visible),
-            tables=tuple(
-                torch.stack([table.tensor for table in group]) for group in zip(*self._tables, strict=True)
-            ),
+            tables=tuple(torch.stack([table.tensor for table in group]) for group in zip(*self._tables, strict=True)),
             score=torch.tensor(self._score, dtype=torch.int64),
         )

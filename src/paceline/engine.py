@@ -20,8 +20,10 @@ from paceline.tree import TokenTree
 from paceline.verify import Chooser, Verdict, Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
+
+    from torch import Tensor
 
     from paceline.drafters import Drafter
     from paceline.pages import PagePool
@@ -93,9 +95,7 @@ class Engine:
         self._passes: deque[_Pass] = deque()
         self._ids = count()
 
-    def add(
-        self, request: Request, rules: LogitRules, text: Detokenizer, drafter: Drafter | None = None
-    ) -> Sequence:
+    def add(self, request: Request, rules: LogitRules, text: Detokenizer, drafter: Drafter | None = None) -> Sequence:
         """Queue a request.
 
         Raises:
@@ -284,9 +284,7 @@ class Engine:
                     rows=sequence.tokens[piece.start : end],
                     accepted=0,
                     token=sequence.tokens[end] if end < len(sequence.tokens) else None,
-                    features={
-                        layer: scores.features[layer][row : row + piece.rows] for layer in _features(sequence)
-                    },
+                    features={layer: scores.features[layer][row : row + piece.rows] for layer in _features(sequence)},
                 )
                 heard.setdefault(id(sequence.drafter), (sequence.drafter, []))[1].append(outcome)
             row += piece.rows
@@ -364,14 +362,10 @@ def _features(sequence: Sequence) -> tuple[int, ...]:
     return sequence.drafter.needs.features if sequence.drafter else ()
 
 
-def _scored(
-    sequence: Sequence, tree: TokenTree, scores: Scores, row: int
-) -> list[tuple[tuple[int, ...], Tensor]]:
+def _scored(sequence: Sequence, tree: TokenTree, scores: Scores, row: int) -> list[tuple[tuple[int, ...], Tensor]]:
     """Each scored row's path below the root and its best ids, where the drafter declares top-k."""
     top = sequence.drafter.needs.top_k if sequence.drafter else 0
     if not top:
         return []
     best = scores.logits[row : row + len(tree)].topk(top).indices
-    return [
-        (tuple(tree.tokens[n] for n in tree.path(node)[1:]), best[node]) for node in range(len(tree))
-    ]
+    return [(tuple(tree.tokens[n] for n in tree.path(node)[1:]), best[node]) for node in range(len(tree))]

@@ -3,74 +3,41 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from paceline.chat import ChatTemplate
-from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.ngram import NgramDrafter
+from paceline.completion import Chunk, Completion
+from paceline.drafters.methods import Surroundings, create
 from paceline.engine import Engine
 from paceline.errors import ContextLengthError, DrafterError, OptionError, RequestError, ResourceError
 from paceline.options import Speculation, reject_unknown
 from paceline.pages import PAGE, PagePool, pages_for
 from paceline.request import Request
-from paceline.sampling import LogitRules, Sampling
+from paceline.rules import LogitRules, bad_word_ids
+from paceline.sampling import Sampling
+from paceline.settings import EngineOptions
 from paceline.targets.load import load
+from paceline.targets.vocabulary import compare_vocabularies
 from paceline.text import Detokenizer, Tokenizer
 from paceline.tree import MAX_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.draw import Logprob
     from paceline.drafters import Drafter
     from paceline.options import SpeculationLike
     from paceline.pages import CacheGroup
-    from paceline.record import SpeculationRecord
     from paceline.request import Sequence as Running
+    from paceline.targets.decoder import Decoder
     from paceline.targets.load import Loaded
 
 _MAX_NUM_SEQS = 16
 _MAX_BATCH_TOKENS = 512
+_SCORED_PIECE = 64  # rows of a prompt in one pass where each of them is scored: a row of logits is large
 _CACHE_SHARE = 4  # the cache takes at most this part of the free memory
-
-Prompt = "str | Sequence[int]"
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One answer.
-
-    Attributes:
-        text: without the stop token and, unless asked for, without the stop string.
-        token_ids: the emitted tokens, the stop token included.
-        finish_reason: "stop", "length" or "abort".
-        logprobs: one entry a token, where asked for.
-        prompt_token_ids: the prompt's tokens.
-        prompt_logprobs: one entry a prompt token, None for the first, where asked for.
-        record: what speculation did.
-        offsets: for each token the length of the text after it.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: list[Logprob] | None
-    prompt_token_ids: list[int]
-    prompt_logprobs: list[Logprob | None] | None
-    record: SpeculationRecord
-    offsets: list[int]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one step adds to a streamed answer; the last one carries the whole completion."""
-
-    text: str
-    token_ids: list[int]
-    completion: Completion | None
 
 
 class LLM:
@@ -78,65 +45,129 @@ class LLM:
 
     Args:
         model: ``smollm2-135m``, a Hugging Face repository id, a local folder, or a GGUF file.
-        device: only "cpu" in this version.
-        dtype: number format of the weights: "int8" (the default on a CPU), "bf16" or "fp32".
-        kv_dtype: number format of the cache: "bf16" or "fp32".
-        threads: by default the physical cores that the process may use.
-        max_model_len: the longest sequence, in tokens; by default the model's own context.
-        max_num_seqs: how many sequences run at once.
-        cache_memory: bytes for keys and values; by default at most a quarter of the free memory.
         speculation: how to draft; None, False or "off" is plain decoding.
         speculative_config: another name of ``speculation``.
+        progress: show progress bars on standard error.
+        options: the fields of :class:`~paceline.settings.EngineOptions`: device, dtype, kv_dtype, threads,
+            max_model_len, max_num_seqs, cache_memory.
 
     Raises:
         ModelError: the model cannot be loaded.
         OptionError: an option is unknown, out of range, or excludes another.
         ResourceError: memory or disk does not suffice.
+        DrafterError: the draft model does not fit the target.
     """
 
     def __init__(
         self,
         model: str = "smollm2-135m",
         *,
-        device: str | None = None,
-        dtype: str | None = None,
-        kv_dtype: str | None = None,
-        threads: int | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = _MAX_NUM_SEQS,
-        cache_memory: int | None = None,
         speculation: SpeculationLike | Speculation = True,
         progress: bool = False,
-        **others: Any,
+        **options: Any,
     ) -> None:
-        if "speculative_config" in others:
-            speculation = others.pop("speculative_config")
-        reject_unknown("LLM", others, _OPTIONS)
-        if device not in (None, "cpu"):
-            raise OptionError(f"device {device!r} is not part of this version: paceline runs on the cpu.")
-        if max_num_seqs < 1:
-            raise OptionError(f"max_num_seqs is {max_num_seqs}; it must be at least 1.")
+        speculation = options.pop("speculative_config", speculation)
+        names = [field.name for field in fields(EngineOptions)]
+        reject_unknown("LLM", options, [*names, "speculation", "speculative_config", "progress"])
+        self.options = EngineOptions(**options)
         self.speculation = Speculation.parse(speculation)
         self._progress = progress
-        self._loaded = load(
-            model,
-            dtype=dtype or "auto",
-            kv_dtype=kv_dtype or "auto",
-            threads=threads,
-            max_model_len=max_model_len,
-            progress=progress,
-        )
+        self._loaded = self._load(model, self.options.max_model_len)
         self.tokenizer = Tokenizer.from_parts(self._loaded.tokenizer)
-        self._template = ChatTemplate.from_parts(self._loaded.tokenizer)
         self.max_model_len = self._loaded.decoder.max_positions
+        self._template = ChatTemplate.from_parts(self._loaded.tokenizer)
+        self._draft_models: dict[str, Decoder] = {}
         self._drafters: dict[tuple[object, ...], Drafter] = {}
-        self._draft_models: dict[tuple[object, ...], Loaded] = {}
-        self._engine = self._start(max_num_seqs, cache_memory)
+        self._pages = self._cache_pages()
+        self._engine = Engine(
+            self._loaded.decoder,
+            self._pools(self._loaded.decoder.groups),
+            max_num_seqs=self.options.max_num_seqs,
+            max_batch_tokens=_MAX_BATCH_TOKENS,
+            max_model_len=self.max_model_len,
+        )
+        if self.speculation.enabled:
+            self._drafter(self.speculation)
+
+    def _load(self, model: str, max_model_len: int | None) -> Loaded:
+        return load(
+            model,
+            dtype=self.options.dtype,
+            kv_dtype=self.options.kv_dtype,
+            threads=self.options.threads,
+            max_model_len=max_model_len,
+            progress=self._progress,
+        )
+
+    def _cache_pages(self) -> int:
+        """How many pages of 16 tokens the budget holds, the cache of the engine's own draft model counted."""
+        free = psutil.virtual_memory().available
+        memory = free // _CACHE_SHARE if self.options.cache_memory is None else self.options.cache_memory
+        if memory > free:
+            raise ResourceError(f"cache_memory is {memory} bytes, and {free} bytes are free: lower it.")
+        groups = list(self._loaded.decoder.groups)
+        if self.speculation.enabled and self.speculation.draft_layers is not None:
+            groups += self._loaded.decoder.prefix(self.speculation.draft_layers).groups
+        elif self.speculation.enabled and self.speculation.model is not None:
+            groups += self._draft_model(self.speculation.model).groups
+        per_page = sum(group.page_bytes for group in groups)
+        if memory < per_page:
+            raise ResourceError(
+                f"{PAGE} tokens of cache take {per_page} bytes, and {memory} bytes are allowed: raise cache_memory."
+            )
+        most = self.options.max_num_seqs * pages_for(self.max_model_len + MAX_NODES)
+        return int(min(memory // per_page, most))
+
+    def _pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
+        """Page pools of the chosen size for all of ``groups``."""
+        windowed = pages_for(max(_MAX_BATCH_TOKENS, MAX_NODES)) + 2
+        return [
+            PagePool(
+                group,
+                self._pages
+                if group.window is None
+                else min(self._pages, self.options.max_num_seqs * (pages_for(group.window) + windowed)),
+            )
+            for group in groups
+        ]
+
+    def _draft_model(self, name: str) -> Decoder:
+        """Load a draft model once, in the target's number format, and check that it speaks the same tokens."""
+        if name not in self._draft_models:
+            loaded = self._load(name, None)
+            differences = compare_vocabularies(self._loaded.tokenizer, loaded.tokenizer)
+            if differences:
+                raise DrafterError(f"{name} cannot draft for {self._loaded.name}: {differences[0]}")
+            self._draft_models[name] = loaded.decoder
+        return self._draft_models[name]
+
+    def _drafter(self, speculation: Speculation) -> Drafter:
+        """The drafter for these options, made once."""
+        key = (
+            speculation.method,
+            speculation.model,
+            speculation.draft_layers,
+            speculation.prompt_lookup_min,
+            speculation.prompt_lookup_max,
+        )
+        if key not in self._drafters:
+            around = Surroundings(
+                target=self._loaded.decoder,
+                prefix=self._loaded.decoder.prefix,
+                draft_model=self._draft_model,
+                pools=self._pools,
+                max_model_len=self.max_model_len,
+            )
+            self._drafters[key] = create(speculation, around)
+        return self._drafters[key]
 
     @property
     def notes(self) -> list[str]:
         """What was chosen at the start, and what weights and cache take; one line each."""
-        return [*self._loaded.notes, self._cache_note()]
+        pools = self._engine.pools
+        cache = sum(pool.pages * pool.group.page_bytes for pool in pools)
+        tokens = min(pool.pages for pool in pools if pool.group.window is None) * PAGE
+        return [*self._loaded.notes, f"cache: {cache / 2**20:,.0f} MiB for {tokens:,} tokens"]
 
     def generate(
         self,
@@ -156,10 +187,8 @@ class LLM:
             RequestError: a prompt is empty, too long, or holds ids out of range.
             OptionError: the speculation asked for is not to be had.
         """
-        single = isinstance(prompts, str) or bool(prompts) and isinstance(prompts[0], int)
-        each = [prompts] if single or not prompts else list(prompts)
-        if not prompts and not isinstance(prompts, str):
-            each = [()]
+        single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int)
+        each: list[Any] = [prompts] if single else list(prompts)
         answers = self._run([self._encode(prompt) for prompt in each], sampling, speculation, origins)
         return answers[0] if single else answers
 
@@ -215,7 +244,7 @@ class LLM:
                 given += len(tokens)
                 done = running.finish_reason is not None
                 if tokens or done:
-                    yield Chunk(running.text.delta(), tokens, self._completion(running) if done else None)
+                    yield Chunk(running.text.delta(), tokens, Completion.of(running) if done else None)
         finally:
             self._engine.cancel(running)
 
@@ -237,7 +266,7 @@ class LLM:
             for group in groups:
                 for running in group:
                     self._engine.cancel(running)
-        answers = [[self._completion(running) for running in group] for group in groups]
+        answers = [[Completion.of(running) for running in group] for group in groups]
         return answers if sampling.n > 1 else [answer for (answer,) in answers]
 
     def _sampling(self, sampling: Sampling | None) -> Sampling:
@@ -277,7 +306,7 @@ class LLM:
                 stop_ids=stop_ids,
                 limit=min(wanted, self.max_model_len),
                 speculation=spec,
-                piece_limit=_PIECE_SCORED if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
+                piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
                 origins=origins,
             )
             added.append(self._engine.add(request, rules, self._detokenizer(request), drafter))
@@ -297,3 +326,18 @@ class LLM:
                 f"this model's context is {self.max_model_len} tokens and the prompt has {len(prompt)}: "
                 "shorten it, or raise max_model_len if the model allows."
             )
+
+    def _rules(self, sampling: Sampling, prompt: list[int]) -> LogitRules:
+        words = bad_word_ids(sampling.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
+        return LogitRules(sampling, prompt, self._loaded.decoder.vocab_size, self.tokenizer.eos_ids, words)
+
+    def _detokenizer(self, request: Request) -> Detokenizer:
+        sampling = request.sampling
+        return Detokenizer(
+            self.tokenizer,
+            skip_special_tokens=sampling.skip_special_tokens,
+            stop=sampling.stops,
+            include_stop=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+            context=request.prompt,
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.record import SpeculationRecord
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.drafters import Drafter
+    from paceline.draw import Logprob
     from paceline.options import Speculation
     from paceline.pages import PageTable
-    from paceline.draw import Logprob
+    from paceline.record import SpeculationRecord
     from paceline.sampling import Sampling
     from paceline.scheduler import Piece
     from paceline.text import Detokenizer

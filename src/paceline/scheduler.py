@@ -55,11 +55,10 @@ class Scheduler:
     delivered, and the most that passes still under way may add.
     """
 
-    def __init__(
-        self, pools: Seq[PagePool], max_num_seqs: int, max_batch_tokens: int, max_model_len: int
-    ) -> None:
+    def __init__(self, pools: Seq[PagePool], max_num_seqs: int, max_batch_tokens: int, max_model_len: int) -> None:
         self.pools = tuple(pools)
         self.capacity = max_model_len + MAX_NODES
+        self.pass_rows = max(max_batch_tokens, MAX_NODES)
         self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
         self.waiting: deque[Sequence] = deque()
@@ -135,8 +134,6 @@ class Scheduler:
         """The most pages that a sequence may hold at once, for each pool."""
         whole = pages_for(sequence.request.limit + MAX_NODES)
         return [
-            whole
-            if pool.group.window is None
-            else min(whole, pages_for(pool.group.window + self.max_batch_tokens + MAX_NODES) + 2)
+            whole if pool.group.window is None else min(whole, pages_for(pool.group.window + self.pass_rows) + 2)
             for pool in self.pools
         ]

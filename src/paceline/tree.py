@@ -80,9 +80,7 @@ class TokenTree:
 
     def head(self, nodes: int) -> TokenTree:
         """The tree of the first ``nodes`` nodes; a parent stands before its children, so it is whole."""
-        return TokenTree(
-            self.tokens[:nodes], self.parents[:nodes], self.survival[:nodes], self.origin[:nodes]
-        )
+        return TokenTree(self.tokens[:nodes], self.parents[:nodes], self.survival[:nodes], self.origin[:nodes])
 
     def best(self, nodes: int) -> TokenTree:
         """The ``nodes`` nodes with the highest survival, in their old order; ties go to the earlier node.

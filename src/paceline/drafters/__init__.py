@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.pages import CacheGroup
     from paceline.tree import TokenTree
 
 

@@ -77,7 +77,9 @@ def table_rule(vocab_size: int, seed: int = 0, spread: float = 3.0, memory: int 
     return rule
 
 
-def script_rule(vocab_size: int, script: Sequence[int], prompt_length: int, margin: float = 8.0) -> Callable[[list[int]], Tensor]:
+def script_rule(
+    vocab_size: int, script: Sequence[int], prompt_length: int, margin: float = 8.0
+) -> Callable[[list[int]], Tensor]:
     """The argmax after ``prompt_length + k`` tokens is ``script[k]`` whatever came before; after its end, the last."""
 
     def rule(path: list[int]) -> Tensor:

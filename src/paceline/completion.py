@@ -1,0 +1,60 @@
+"""What a request brings back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.draw import Logprob
+    from paceline.record import SpeculationRecord
+    from paceline.request import Sequence
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer.
+
+    Attributes:
+        text: without the stop token and, unless asked for, without the stop string.
+        token_ids: the emitted tokens, the stop token included.
+        finish_reason: "stop", "length" or "abort".
+        logprobs: one entry a token, where asked for.
+        prompt_token_ids: the prompt's tokens.
+        prompt_logprobs: one entry a prompt token, None for the first, where asked for.
+        record: what speculation did.
+        offsets: for each token the length of the text after it.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[Logprob] | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[Logprob | None] | None
+    record: SpeculationRecord
+    offsets: list[int]
+
+    @classmethod
+    def of(cls, running: Sequence) -> Completion:
+        """What a finished sequence has become."""
+        sampling = running.request.sampling
+        return cls(
+            text=running.text.text,
+            token_ids=running.output,
+            finish_reason=running.finish_reason or "abort",
+            logprobs=None if sampling.logprobs is None else running.logprobs,
+            prompt_token_ids=list(running.request.prompt),
+            prompt_logprobs=None if sampling.prompt_logprobs is None else running.prompt_logprobs,
+            record=running.record,
+            offsets=running.text.token_offsets,
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step adds to a streamed answer; the last one carries the whole completion."""
+
+    text: str
+    token_ids: list[int]
+    completion: Completion | None

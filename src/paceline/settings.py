@@ -1,0 +1,54 @@
+"""What is chosen once, when a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from paceline.errors import OptionError
+from paceline.options import integer
+
+Format = Literal["int8", "bf16", "fp32"]
+CacheFormat = Literal["bf16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of everything that loads a model.
+
+    Attributes:
+        device: only "cpu" in this version.
+        dtype: number format of the weights, the head included; None is int8 on a CPU.
+        kv_dtype: number format of the cache; None is fp32 for fp32 weights, else bf16.
+        threads: None is the physical cores that the process may use.
+        max_model_len: the longest sequence in tokens, for the target and a draft model alike; None is the model's own.
+        max_num_seqs: how many sequences run at once; the others wait.
+        cache_memory: bytes for keys and values; None is what they can use, at most a quarter of the free memory.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    cache_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.device not in (None, "cpu"):
+            raise OptionError(f"device {self.device!r} is not part of this version; paceline runs on the 'cpu'.")
+        _one_of("dtype", self.dtype, get_args(Format))
+        _one_of("kv_dtype", self.kv_dtype, get_args(CacheFormat))
+        integer("max_num_seqs", self.max_num_seqs, 1)
+        for name, high in (("threads", 256), ("max_model_len", None), ("cache_memory", None)):
+            value = getattr(self, name)
+            if value is not None:
+                integer(name, value, 1, high)
+
+
+def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise OptionError(f"{name} {value!r} is unknown; choose from {', '.join(known)}.")
