@@ -113,9 +113,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 CALL = {
     "role": "assistant",
     "content": None,
-    "tool_calls": [
-        {"type": "function", "function": {"name": "look_up", "arguments": {"wörd": "<é>", "n": [1, 2.5]}}}
-    ],
+    "tool_calls": [{"type": "function", "function": {"name": "look_up", "arguments": {"wörd": "<é>", "n": [1, 2.5]}}}],
 }
 TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Look ü up", "parameters": {}}}]
 
@@ -161,9 +159,7 @@ def test_the_date_is_the_day_of_rendering() -> None:
 
 def test_text_parts_are_one_text() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}
-    assert ChatTemplate(CHATML).render([parts]) == ChatTemplate(CHATML).render(
-        [{"role": "user", "content": "a b"}]
-    )
+    assert ChatTemplate(CHATML).render([parts]) == ChatTemplate(CHATML).render([{"role": "user", "content": "a b"}])
 
 
 def test_strings_of_other_kinds_become_plain() -> None:

@@ -238,12 +238,8 @@ def test_the_stop_string_may_begin_inside_another_beginning() -> None:
     assert text.text == "a"
 
 
-@pytest.mark.parametrize(
-    ("stop", "expected"), [(["ab", "abc"], "x"), (["abc", "b"], "xa"), (["bc", "abc"], "x")]
-)
-def test_the_match_that_completes_first_wins_then_the_one_that_begins_first(
-    stop: list[str], expected: str
-) -> None:
+@pytest.mark.parametrize(("stop", "expected"), [(["ab", "abc"], "x"), (["abc", "b"], "xa"), (["bc", "abc"], "x")])
+def test_the_match_that_completes_first_wins_then_the_one_that_begins_first(stop: list[str], expected: str) -> None:
     for tokens in (["x", "a", "b", "c", "y"], ["xabcy"], ["xa", "bcy"]):
         tokenizer, ids = spelled(*tokens)
         assert run(tokenizer, ids, stop=stop)[0].text == expected

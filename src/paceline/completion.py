@@ -53,8 +53,31 @@ class Completion:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step adds to a streamed answer; the last one carries the whole completion."""
+    """What one step adds to a streamed answer.
+
+    Attributes:
+        text: what may be shown now; it need not end where the tokens do, as half a character and what may be the
+            beginning of a stop string are held back.
+        token_ids: the step's tokens.
+        offsets: for each of them the length of the whole text after it.
+        origins: for each of them a drafter's name or "target", where asked for.
+        completion: the whole answer, in the last chunk alone.
+    """
 
     text: str
     token_ids: list[int]
+    offsets: list[int]
+    origins: list[str] | None
     completion: Completion | None
+
+    @classmethod
+    def of(cls, running: Sequence, given: int) -> Chunk:
+        """What a sequence has gained since its first ``given`` tokens."""
+        origins = running.record.origins
+        return cls(
+            text=running.text.delta(),
+            token_ids=running.output[given:],
+            offsets=running.text.offsets(given),
+            origins=None if origins is None else [origin.origin for origin in origins[given:]],
+            completion=None if running.finish_reason is None else Completion.of(running),
+        )

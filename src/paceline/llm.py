@@ -169,6 +169,11 @@ class LLM:
         tokens = min(pool.pages for pool in pools if pool.group.window is None) * PAGE
         return [*self._loaded.notes, f"cache: {cache / 2**20:,.0f} MiB for {tokens:,} tokens"]
 
+    @property
+    def default_sampling(self) -> Sampling:
+        """The settings that the model comes with."""
+        return Sampling.from_generation_config(self._loaded.tokenizer.generation_config)
+
     def generate(
         self,
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
@@ -240,11 +245,10 @@ class LLM:
         try:
             while running.finish_reason is None:
                 self._engine.step()
-                tokens = running.output[given:]
-                given += len(tokens)
-                done = running.finish_reason is not None
-                if tokens or done:
-                    yield Chunk(running.text.delta(), tokens, Completion.of(running) if done else None)
+                chunk = Chunk.of(running, given)
+                given += len(chunk.token_ids)
+                if chunk.token_ids or chunk.completion is not None:
+                    yield chunk
         finally:
             self._engine.cancel(running)
 
@@ -271,9 +275,7 @@ class LLM:
 
     def _sampling(self, sampling: Sampling | None) -> Sampling:
         """The settings asked for, or without any those that the model comes with."""
-        if sampling is not None:
-            return sampling
-        return Sampling.from_generation_config(self._loaded.tokenizer.generation_config)
+        return sampling if sampling is not None and sampling.given else self.default_sampling
 
     def _encode(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):

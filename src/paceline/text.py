@@ -58,9 +58,7 @@ class Tokenizer:
             )
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
-        fallback = (
-            [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] if "ByteFallback" in kinds else []
-        )
+        fallback = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] if "ByteFallback" in kinds else []
         self.byte_ids = frozenset(token for token in fallback if token is not None)
         self._size = max(backend.get_vocab_size(with_added_tokens=False), *(token + 1 for token in added), 0)
         self._bytes: dict[int, bytes] = {}
@@ -107,8 +105,7 @@ class Tokenizer:
         for place, token in enumerate(ids):
             if not 0 <= token < self._size:
                 raise RequestError(
-                    f"token id {token} at place {place} is not in the vocabulary: "
-                    f"ids go from 0 to {self._size - 1}."
+                    f"token id {token} at place {place} is not in the vocabulary: ids go from 0 to {self._size - 1}."
                 )
 
     def _spell(self, token: int) -> bytes:
@@ -185,8 +182,12 @@ class Detokenizer:
     @property
     def token_offsets(self) -> list[int]:
         """For each token the length of the text up to its end."""
+        return self.offsets()
+
+    def offsets(self, start: int = 0) -> list[int]:
+        """``token_offsets`` from the token at ``start`` on; those of bytes may still grow."""
         end = self._length + len(self._held)
-        return [min(offset, end) for offset in self._offsets]
+        return [min(offset, end) for offset in self._offsets[start:]]
 
     def push(self, token: int, *, silent: bool = False) -> bool:
         """Take the next committed token; a ``silent`` one (that which stops the answer) has no text.
