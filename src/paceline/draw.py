@@ -12,8 +12,8 @@ order, so together they keep a prefix too. With m the highest logit and T the te
 3. top_p keeps, of what is left, the shortest prefix with the share top_p of its mass, at least one token.
 
 The mass of a token is exp((x - m) / T) in float32, cut to a whole number of 2**-40: sums of whole numbers do
-not depend on their order. Of the tokens kept that one is drawn whose (x - m) / T + Gumbel noise, in float64, is
-the highest.
+not depend on their order. Of the tokens kept the one with the highest (x - m) / T + Gumbel noise, in float64,
+is drawn.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def kept(row: Tensor, options: Filter) -> Tensor:
         count = min(count, options.top_k)
     if options.top_p < 1.0:
         mass = masses(values[:count], top, options.scale).cumsum(0)
-        share = math.ceil(options.top_p * float(mass[-1]))
+        share = min(math.ceil(options.top_p * float(mass[-1])), int(mass[-1]))
         count = min(count, int((mass < share).sum()) + 1)
     return ids[:count]
 
@@ -198,8 +198,8 @@ def logprobs(row: Tensor, token: int, k: int) -> Logprob:
 
 
 def first(row: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The first ``k`` logits of the row's order and their ids."""
-    k = min(k, row.shape[0])
+    """The first ``k`` logits of the row's order and their ids, -inf left out."""
+    k = min(k, int((row > -math.inf).sum()))
     if k == 0:
         return row[:0], torch.empty(0, dtype=torch.int64)
     least = row.topk(k).values[-1]

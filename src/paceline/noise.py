@@ -3,8 +3,8 @@
 Two draws that name the same five things see the same noise, whatever was drawn before, beside or instead; so
 sampled text is the same with and without speculation (arXiv 2408.07978: coupled Gumbel noise).
 
-The generator is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) used as a tree: output n of the stream that starts
-at ``key`` is ``mix(key + GOLDEN * (n + 1))`` and is itself the key of a stream. The seed picks a stream, the
+The generator is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) used as a tree: output n of the stream that
+starts at ``key`` is ``mix(key + GOLDEN * (n + 1))`` and is itself the key of a stream. The seed picks one, the
 choice one of its outputs, and so on down to the token id, whose output gives 53 bits.
 """
 

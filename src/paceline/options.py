@@ -41,7 +41,7 @@ def reject_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> Non
 
 
 def named_options(cls: type[T]) -> type[T]:
-    """Let a dataclass refuse positional and unknown arguments with an OptionError, and remember the given ones.
+    """Let a dataclass refuse positional and unknown arguments (OptionError), and remember which were given.
 
     The class declares ``given: frozenset[str]``, a field that is not an argument; it holds the names that the
     caller wrote.
@@ -192,9 +192,7 @@ class Speculation:
     def _check_numbers(self) -> None:
         drafts = integer("num_speculative_tokens", self.num_speculative_tokens, 0)
         if drafts >= MAX_NODES:
-            raise OptionError(
-                f"num_speculative_tokens is {drafts}; a token tree holds at most {MAX_NODES - 1} drafted tokens."
-            )
+            raise OptionError(f"num_speculative_tokens is {drafts}; a token tree has room for {MAX_NODES - 1} at most.")
         integer("prompt_lookup_min", self.prompt_lookup_min, 1)
         integer("prompt_lookup_max", self.prompt_lookup_max, 1)
         if self.prompt_lookup_min > self.prompt_lookup_max:

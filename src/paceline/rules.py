@@ -37,10 +37,10 @@ class Counts:
 
 
 class LogitRules:
-    """Everything of a request that changes single logits: one pure function of the committed tokens and a path.
+    """Everything of a request that changes single logits: a pure function of the committed tokens and a path.
 
-    In vLLM's order: ids that are not allowed, words that would be completed, end-of-text before ``min_tokens``,
-    bias, then penalties. What a rule forbids is -inf and stays so.
+    Bias comes first, then penalties (vLLM's order), then what is forbidden: ids that are not allowed, words
+    that would be completed, and ids that end the output before ``min_tokens``.
 
     Args:
         sampling: the request's settings.
@@ -68,9 +68,7 @@ class LogitRules:
         eos = () if sampling.ignore_eos else eos_ids
         self.stop_ids = frozenset((*eos, *sampling.stop_token_ids))
         self.penalized = (
-            sampling.repetition_penalty != 1.0
-            or sampling.presence_penalty != 0.0
-            or sampling.frequency_penalty != 0.0
+            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
         self._check()
         self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
@@ -128,9 +126,7 @@ class LogitRules:
     def _forbid(self, row: Tensor, output_ids: Sequence[int], path: Sequence[int]) -> None:
         if self.forbidden is not None:
             row[self.forbidden] = -torch.inf
-        banned = [
-            word[-1] for word in self.words if len(word) > 1 and self._ends(word[:-1], output_ids, path)
-        ]
+        banned = [word[-1] for word in self.words if len(word) > 1 and self._ends(word[:-1], output_ids, path)]
         if len(output_ids) + len(path) < self.sampling.min_tokens:
             banned.extend(self.stop_ids)
         if banned:
@@ -158,13 +154,9 @@ class LogitRules:
             mask[torch.tensor(single, dtype=torch.int64)] = True
         if mask.all():
             raise RequestError("allowed_token_ids and bad_words leave no token; allow more or ban fewer.")
-        if (
-            self.sampling.min_tokens
-            and mask[[i for i in range(self.vocab_size) if i not in self.stop_ids]].all()
-        ):
-            raise RequestError(
-                "min_tokens forbids every token that is allowed; allow more, or lower min_tokens."
-            )
+        left = set((~mask).nonzero()[:, 0].tolist())
+        if self.sampling.min_tokens and left <= self.stop_ids:
+            raise RequestError("min_tokens forbids all tokens that are allowed; allow more, or lower it.")
         return mask
 
     def _check(self) -> None:
@@ -176,9 +168,7 @@ class LogitRules:
         for name, ids in named.items():
             for i in ids:
                 if i >= self.vocab_size:
-                    raise RequestError(
-                        f"{name} names token {i}, but the model's ids end at {self.vocab_size - 1}."
-                    )
+                    raise RequestError(f"{name} names token {i}, but the model's ids end at {self.vocab_size - 1}.")
 
 
 def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> list[tuple[int, ...]]:

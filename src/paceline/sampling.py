@@ -46,7 +46,7 @@ class Sampling(Filter):
         top_k: how many tokens to choose from; 0 and -1 are off.
         top_p: the share of the mass to choose from, 0 (the most likely token) to 1 (off).
         min_p: the least probability, as a share of the highest, 0 (off) to 1.
-        repetition_penalty: logits of tokens in prompt or output are divided by it where positive and multiplied
+        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, multiplied
             where negative (arXiv 1909.05858, section 4.1); 1 is off.
         presence_penalty: subtracted from logits of tokens in the output, -2 to 2.
         frequency_penalty: subtracted for each time that the token is in the output, -2 to 2.
@@ -60,7 +60,7 @@ class Sampling(Filter):
         ignore_eos: the model's own end-of-text ids do not end the output.
         seed: 0 to 2**63 - 1; None draws one, which the record shows.
         n: how many outputs, 1 to 128, each with noise of its own.
-        logprobs, prompt_logprobs: how many of the most likely tokens to list for each token; None is none at all.
+        logprobs, prompt_logprobs: how many of the most likely tokens to list for each; None is no report.
         logprobs_mode: "raw" logits of the model, or "processed" by everything above.
         include_stop_str_in_output: leave the stop text in the output.
         skip_special_tokens: leave special tokens out of the text.
@@ -114,19 +114,14 @@ class Sampling(Filter):
     def _check_tokens(self) -> None:
         if self.logit_bias is None or not isinstance(self.logit_bias, Mapping):
             raise OptionError(f"logit_bias maps token ids to numbers, unlike {self.logit_bias!r}.")
-        bias = {
-            _token("logit_bias", i): number("logit_bias", v, -100.0, 100.0)
-            for i, v in self.logit_bias.items()
-        }
+        bias = {_token("logit_bias", i): number("logit_bias", v, -100.0, 100.0) for i, v in self.logit_bias.items()}
         self._set("logit_bias", bias)
         self._set("bad_words", _texts("bad_words", self.bad_words))
         self._set("stop_token_ids", _tokens("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
             allowed = _tokens("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
-                raise OptionError(
-                    "allowed_token_ids is empty, which leaves no token; leave it out to allow all."
-                )
+                raise OptionError("allowed_token_ids is empty, which leaves no token; leave it out to allow all.")
             self._set("allowed_token_ids", allowed)
 
     def _check_ends(self) -> None:
@@ -176,18 +171,16 @@ class Sampling(Filter):
         """The settings of a model's generation_config.json; what it does not name keeps its default.
 
         Raises:
-            OptionError: the file asks for something that changes the text and is not supported, or for a value
-                out of range.
+            OptionError: the file asks for something that changes the text and is not supported, or for a
+                value out of range.
         """
         for name, off in UNSUPPORTED_GENERATION.items():
             if config.get(name) not in (None, *off):
                 raise OptionError(
-                    f"the model's generation_config asks for {name}={config[name]!r}, which is not supported; "
-                    "give Sampling settings of your own."
+                    f"the model's generation_config asks for {name}={config[name]!r}, "
+                    "which is not supported; give Sampling settings of your own."
                 )
-        options = {
-            ours: config[theirs] for theirs, ours in GENERATION.items() if config.get(theirs) is not None
-        }
+        options = {ours: config[theirs] for theirs, ours in GENERATION.items() if config.get(theirs) is not None}
         if config.get("do_sample") is False:
             options["temperature"] = 0.0
         return cls(**options)

@@ -2,6 +2,125 @@
 
 from __future__ import annotations
 
-from paceline.draw import argmax, draw, logprobs
+import ctypes
+import math
+from typing import TYPE_CHECKING
 
-__all__ = ["argmax", "draw", "logprobs"]
+import torch
+
+from paceline import draw as plain
+from paceline.draw import Filter, Logprob
+from paceline.errors import ModelError, RequestError, ResourceError
+from paceline.noise import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+PATHS = ("portable", "avx2", "avx512")
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (
+        ("scale", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("reach", ctypes.c_double),
+        ("top_k", ctypes.c_int64),
+    )
+
+
+class _Report(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("listed", ctypes.c_int64),
+        ("top", ctypes.c_float),
+        ("pad", ctypes.c_float),
+    )
+
+
+class SampleKernels:
+    """The functions of sample.c on one of its paths, with the arguments and errors of ``paceline.draw``.
+
+    Args:
+        library: the loaded C library.
+        path: one of ``PATHS``; the best that the processor has where left out.
+    """
+
+    def __init__(self, library: ctypes.CDLL, path: str | None = None) -> None:
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        self._argmax, self._draw = library.pl_argmax, library.pl_draw
+        self._logprobs, self._uniforms = library.pl_logprobs, library.pl_uniforms
+        rows = [ctypes.c_int32, pointer, integer, integer, integer]
+        self._argmax.argtypes = [*rows, pointer]
+        self._draw.argtypes = [*rows, pointer, pointer, pointer]
+        self._logprobs.argtypes = [ctypes.c_int32, pointer, integer, integer, integer, pointer, pointer]
+        self._logprobs.restype = integer
+        self._uniforms.argtypes = [ctypes.c_uint64, pointer, integer, pointer]
+        for function in (self._argmax, self._draw, self._uniforms):
+            function.restype = None
+        self.best: int = library.pl_sample_path()
+        self.path = self.best if path is None else PATHS.index(path)
+
+    def argmax(self, rows: Tensor) -> list[int]:
+        rows = _packed(rows)
+        found = (ctypes.c_int64 * rows.shape[0])()
+        self._argmax(self.path, rows.data_ptr(), rows.shape[0], rows.stride(0), rows.shape[1], found)
+        return _checked(list(found))
+
+    def draw(self, rows: Tensor, options: Filter, key: int, positions: Sequence[int]) -> list[int]:
+        if options.temperature == 0.0:
+            return self.argmax(rows)
+        rows = _packed(rows)
+        count = rows.shape[0]
+        keys = (ctypes.c_uint64 * count)(*(stream(key, p) for _, p in zip(range(count), positions, strict=True)))
+        found = (ctypes.c_int64 * count)()
+        chosen = _Filter(options.scale, options.top_p, options.reach, options.top_k)
+        self._draw(
+            *(self.path, rows.data_ptr(), count, rows.stride(0), rows.shape[1]),
+            *(ctypes.byref(chosen), keys, found),
+        )
+        return _checked(list(found))
+
+    def logprobs(self, row: Tensor, token: int, k: int) -> Logprob:
+        row = _packed(row[None])[0]
+        size = row.shape[0]
+        k = min(k, size)
+        report, ids = _Report(), (ctypes.c_int64 * max(k, 1))()
+        _checked([self._logprobs(self.path, row.data_ptr(), size, token, k, ctypes.byref(report), ids)])
+        total = math.log(report.total / plain.GRID)
+        listed = ids[: report.listed]
+        values = row[torch.tensor(listed, dtype=torch.int64)].tolist()
+        top = tuple((i, value - report.top - total) for i, value in zip(listed, values, strict=True))
+        return Logprob(token, float(row[token]) - report.top - total, report.rank, top)
+
+    def uniforms(self, key: int, position: int, ids: Tensor) -> Tensor:
+        result = torch.empty(ids.shape[0], dtype=torch.float64)
+        self._uniforms(stream(key, position), ids.contiguous().data_ptr(), ids.shape[0], result.data_ptr())
+        return result
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """The rows on the host, the elements of each side by side."""
+    rows = rows.detach().to("cpu", torch.float32)
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def _checked(tokens: list[int]) -> list[int]:
+    if tokens and min(tokens) < 0:
+        plain.check_top({-1: -math.inf, -2: math.nan}.get(min(tokens), 0.0))
+        raise ResourceError("no memory is left to draw a token; close other programs or use a smaller model.")
+    return tokens
+
+
+def argmax(rows: Tensor) -> list[int]:
+    return plain.argmax(rows)
+
+
+def draw(rows: Tensor, options: Filter, key: int, positions: Sequence[int]) -> list[int]:
+    return plain.draw(rows, options, key, positions)
+
+
+def logprobs(row: Tensor, token: int, k: int) -> Logprob:
+    return plain.logprobs(row, token, k)

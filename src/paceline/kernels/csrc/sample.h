@@ -1,0 +1,28 @@
+/* What sample.c offers; paceline/kernels/sample.py mirrors it. A path is 0 (portable), 1 (AVX2) or 2 (AVX-512). */
+#ifndef PL_SAMPLE_H
+#define PL_SAMPLE_H
+
+#include <stdint.h>
+
+/* In place of a token: a row of nothing but -inf, a row with NaN or +inf, no memory. */
+enum { PL_NO_TOKEN = -1, PL_NOT_FINITE = -2, PL_NO_ROOM = -3 };
+
+/* draw.py's Filter: scale is 1 / temperature, reach is temperature x log(min_p). */
+typedef struct {
+    double scale, top_p, reach;
+    int64_t top_k;
+} pl_filter;
+
+typedef struct {
+    int64_t total, rank, listed; /* the mass of the row in units of 2**-40, the rank of the token, from 1 */
+    float top, pad;
+} pl_report;
+
+int32_t pl_sample_path(void);
+void pl_argmax(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, int64_t *out);
+void pl_draw(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, const pl_filter *filter,
+             const uint64_t *keys, int64_t *out);
+int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int64_t k, pl_report *report, int64_t *ids);
+void pl_uniforms(uint64_t key, const int64_t *ids, int64_t n, double *out);
+
+#endif
