@@ -14,6 +14,7 @@ from paceline.drafters.methods import Surroundings, create
 from paceline.engine import Engine
 from paceline.errors import ContextLengthError, DrafterError, OptionError, RequestError, ResourceError
 from paceline.options import Speculation, reject_unknown
+from paceline.pacer import Pacer
 from paceline.pages import PAGE, PagePool, pages_for
 from paceline.request import Request
 from paceline.rules import LogitRules, bad_word_ids
@@ -72,22 +73,22 @@ class LLM:
         self.options = EngineOptions(**options)
         self.speculation = Speculation.parse(speculation)
         self._progress = progress
-        self._loaded = self._load(model, self.options.max_model_len)
-        self.tokenizer = Tokenizer.from_parts(self._loaded.tokenizer)
-        self.max_model_len = self._loaded.decoder.max_positions
-        self._template = ChatTemplate.from_parts(self._loaded.tokenizer)
+        self.loaded = self._load(model, self.options.max_model_len)
+        self.tokenizer = Tokenizer.from_parts(self.loaded.tokenizer)
+        self.max_model_len = self.loaded.decoder.max_positions
+        self._template = ChatTemplate.from_parts(self.loaded.tokenizer)
         self._draft_models: dict[str, Decoder] = {}
         self._drafters: dict[tuple[object, ...], Drafter] = {}
         self._pages = self._cache_pages()
-        self._engine = Engine(
-            self._loaded.decoder,
-            self._pools(self._loaded.decoder.groups),
+        self.engine = Engine(
+            self.loaded.decoder,
+            self._pools(self.loaded.decoder.groups),
             max_num_seqs=self.options.max_num_seqs,
             max_batch_tokens=_MAX_BATCH_TOKENS,
             max_model_len=self.max_model_len,
         )
         if self.speculation.enabled:
-            self._drafter(self.speculation)
+            self.drafter(self.speculation)
 
     def _load(self, model: str, max_model_len: int | None) -> Loaded:
         return load(
@@ -105,9 +106,9 @@ class LLM:
         memory = free // _CACHE_SHARE if self.options.cache_memory is None else self.options.cache_memory
         if memory > free:
             raise ResourceError(f"cache_memory is {memory} bytes, and {free} bytes are free: lower it.")
-        groups = list(self._loaded.decoder.groups)
+        groups = list(self.loaded.decoder.groups)
         if self.speculation.enabled and self.speculation.draft_layers is not None:
-            groups += self._loaded.decoder.prefix(self.speculation.draft_layers).groups
+            groups += self.loaded.decoder.prefix(self.speculation.draft_layers).groups
         elif self.speculation.enabled and self.speculation.model is not None:
             groups += self._draft_model(self.speculation.model).groups
         per_page = sum(group.page_bytes for group in groups)
@@ -135,14 +136,19 @@ class LLM:
         """Load a draft model once, in the target's number format, and check that it speaks the same tokens."""
         if name not in self._draft_models:
             loaded = self._load(name, None)
-            differences = compare_vocabularies(self._loaded.tokenizer, loaded.tokenizer)
+            differences = compare_vocabularies(self.loaded.tokenizer, loaded.tokenizer)
             if differences:
-                raise DrafterError(f"{name} cannot draft for {self._loaded.name}: {differences[0]}")
+                raise DrafterError(f"{name} cannot draft for {self.loaded.name}: {differences[0]}")
             self._draft_models[name] = loaded.decoder
         return self._draft_models[name]
 
-    def _drafter(self, speculation: Speculation) -> Drafter:
-        """The drafter for these options, made once."""
+    def drafter(self, speculation: Speculation) -> Drafter:
+        """The drafter for these options, made once.
+
+        Raises:
+            DrafterError: it does not fit the target.
+            ModelError: the draft model cannot be loaded.
+        """
         key = (
             speculation.method,
             speculation.model,
@@ -152,8 +158,8 @@ class LLM:
         )
         if key not in self._drafters:
             around = Surroundings(
-                target=self._loaded.decoder,
-                prefix=self._loaded.decoder.prefix,
+                target=self.loaded.decoder,
+                prefix=self.loaded.decoder.prefix,
                 draft_model=self._draft_model,
                 pools=self._pools,
                 max_model_len=self.max_model_len,
@@ -161,18 +167,29 @@ class LLM:
             self._drafters[key] = create(speculation, around)
         return self._drafters[key]
 
+    def forget(self) -> None:
+        """Forget what was learned from earlier requests: the drafters' state and the pacer's estimates.
+
+        Raises:
+            RequestError: requests are still running.
+        """
+        if not self.engine.idle:
+            raise RequestError("what drafters learn can be forgotten only while no request is running.")
+        self._drafters.clear()
+        self.engine.pacer = Pacer()
+
     @property
     def notes(self) -> list[str]:
         """What was chosen at the start, and what weights and cache take; one line each."""
-        pools = self._engine.pools
+        pools = self.engine.pools
         cache = sum(pool.pages * pool.group.page_bytes for pool in pools)
         tokens = min(pool.pages for pool in pools if pool.group.window is None) * PAGE
-        return [*self._loaded.notes, f"cache: {cache / 2**20:,.0f} MiB for {tokens:,} tokens"]
+        return [*self.loaded.notes, f"cache: {cache / 2**20:,.0f} MiB for {tokens:,} tokens"]
 
     @property
     def default_sampling(self) -> Sampling:
         """The settings that the model comes with."""
-        return Sampling.from_generation_config(self._loaded.tokenizer.generation_config)
+        return Sampling.from_generation_config(self.loaded.tokenizer.generation_config)
 
     def generate(
         self,
@@ -244,13 +261,32 @@ class LLM:
         given = 0
         try:
             while running.finish_reason is None:
-                self._engine.step()
+                self.engine.step()
                 chunk = Chunk.of(running, given)
                 given += len(chunk.token_ids)
                 if chunk.token_ids or chunk.completion is not None:
                     yield chunk
         finally:
-            self._engine.cancel(running)
+            self.engine.cancel(running)
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        speculation: SpeculationLike | Speculation = True,
+        drafter: Drafter | None = None,
+        origins: bool = False,
+    ) -> list[Running]:
+        """Queue one prompt; its ``n`` answers grow with every step of ``engine``.
+
+        Args:
+            drafter: proposes in place of the one that ``speculation`` names.
+
+        Raises:
+            RequestError: as for :meth:`generate`.
+        """
+        return self._add(self._encode(prompt), self._sampling(sampling), speculation, origins, drafter)
 
     def _run(
         self,
@@ -265,11 +301,11 @@ class LLM:
             for prompt in prompts:
                 groups.append(self._add(prompt, sampling, speculation, origins))
             while any(running.finish_reason is None for group in groups for running in group):
-                self._engine.step()
+                self.engine.step()
         finally:
             for group in groups:
                 for running in group:
-                    self._engine.cancel(running)
+                    self.engine.cancel(running)
         answers = [[Completion.of(running) for running in group] for group in groups]
         return answers if sampling.n > 1 else [answer for (answer,) in answers]
 
@@ -286,12 +322,20 @@ class LLM:
         return ids
 
     def _add(
-        self, prompt: list[int], sampling: Sampling, speculation: SpeculationLike | Speculation, origins: bool
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        speculation: SpeculationLike | Speculation,
+        origins: bool,
+        drafter: Drafter | None = None,
     ) -> list[Running]:
         """Queue the choices of one prompt, after every check that can fail."""
         self._check_length(prompt, sampling)
         spec = Speculation.parse(speculation, self.speculation)
-        drafter = self._drafter(spec) if spec.enabled else None
+        if not spec.enabled:
+            drafter = None
+        elif drafter is None:
+            drafter = self.drafter(spec)
         wanted = self.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         stop_ids = frozenset(sampling.stop_token_ids) | (
             frozenset() if sampling.ignore_eos else frozenset(self.tokenizer.eos_ids)
@@ -311,7 +355,7 @@ class LLM:
                 piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
                 origins=origins,
             )
-            added.append(self._engine.add(request, rules, self._detokenizer(request), drafter))
+            added.append(self.engine.add(request, rules, self._detokenizer(request), drafter))
         return added
 
     def _check_length(self, prompt: list[int], sampling: Sampling) -> None:
@@ -331,7 +375,7 @@ class LLM:
 
     def _rules(self, sampling: Sampling, prompt: list[int]) -> LogitRules:
         words = bad_word_ids(sampling.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
-        return LogitRules(sampling, prompt, self._loaded.decoder.vocab_size, self.tokenizer.eos_ids, words)
+        return LogitRules(sampling, prompt, self.loaded.decoder.vocab_size, self.tokenizer.eos_ids, words)
 
     def _detokenizer(self, request: Request) -> Detokenizer:
         sampling = request.sampling
