@@ -135,8 +135,7 @@ _FAMILIES = (
     Family(
         "smollm3",
         frozenset({"SmolLM3ForCausalLM"}),
-        keys=_SLIDING_KEYS
-        | {"hidden_act", "attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval"},
+        keys=_SLIDING_KEYS | {"hidden_act", "attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval"},
         defaults={
             "max_position_embeddings": 32768,
             "rope_theta": 2_000_000.0,
@@ -259,9 +258,7 @@ def family_of(config: dict[str, Any]) -> Family:
     family = FAMILIES.get("gemma3" if kind == "gemma3_text" else kind)
     if family is None:
         known = ", ".join(sorted(FAMILIES))
-        raise UnsupportedModelError(
-            f"the architecture '{kind or 'none named'}' is not supported (only {known})"
-        )
+        raise UnsupportedModelError(f"the architecture '{kind or 'none named'}' is not supported (only {known})")
     for name in config.get("architectures") or ():
         if name not in family.architectures:
             raise UnsupportedModelError(
@@ -270,12 +267,9 @@ def family_of(config: dict[str, Any]) -> Family:
             )
     quantization = config.get("quantization_config")
     if quantization:
-        method = (
-            quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
-        )
+        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
         raise UnsupportedModelError(
-            f"the checkpoint is quantized ('{method}'), which is not supported; "
-            "take the unquantized one or a GGUF file"
+            f"the checkpoint is quantized ('{method}'), which is not supported; take the unquantized one or a GGUF file"
         )
     _refuse_unknown(config, family)
     return family
@@ -289,6 +283,4 @@ def _refuse_unknown(config: dict[str, Any], family: Family) -> None:
             continue
         if key.startswith("_"):
             continue  # private to the software that wrote the file
-        raise UnsupportedModelError(
-            f"{family.name} with the configuration key {key} = {value!r} is not supported"
-        )
+        raise UnsupportedModelError(f"{family.name} with the configuration key {key} = {value!r} is not supported")

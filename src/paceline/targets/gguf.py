@@ -9,7 +9,7 @@ import torch
 
 from paceline.errors import UnsupportedModelError, WeightsError
 from paceline.targets.gguf_tokenizer import from_metadata
-from paceline.targets.spec import ModelSpec, from_hf_config
+from paceline.targets.spec import ModelSpec, from_hf_config, uses_longrope
 from paceline.targets.weights import Place, account, fingerprint, fused_rows
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class GgufFile:
             name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")
         }
         config = _Config(self.metadata, self._tensors, path).as_hf()
-        self.longrope_original: int | None = config.get("original_max_position_embeddings")
+        self._config = config
+        two_sets = "rope_factors_long.weight" in self._tensors
+        self.longrope_original: int | None = uses_longrope(config) if two_sets else None
         self.spec: ModelSpec = from_hf_config(config, max_model_len)
         self._architecture = str(self.metadata["general.architecture"])
         self._places = _places(self.spec)
@@ -130,6 +132,10 @@ class GgufFile:
         """The file's path, size and time."""
         return fingerprint([self._path])
 
+    def spec_for(self, max_model_len: int | None) -> ModelSpec:
+        """The specification under another context limit."""
+        return from_hf_config(self._config, max_model_len)
+
     @cached_property
     def tokenizer_parts(self) -> TokenizerParts:
         """The tokenizer that the file's metadata describe."""
@@ -139,7 +145,7 @@ class GgufFile:
 def _read(path: Path) -> Any:
     from gguf import GGUFReader  # 0.1 s that a start from converted weights does not need
 
-    class Reader(GGUFReader):  # type: ignore[misc]
+    class Reader(GGUFReader):
         """Refuses what lies beyond the end, where the package goes on with empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
@@ -168,7 +174,7 @@ def _dequantized(stored: Any, path: Path) -> Tensor:
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
-    """Rows (pair, half) of each head back to (half, pair): llama files interleave the halves that rope turns."""
+    """Rows (pair, half) of each head back to (half, pair): llama files interleave what rope turns."""
     per_head = tensor.shape[0] // heads
     halves = tensor.reshape(heads, per_head // 2, 2, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape)
@@ -248,6 +254,7 @@ class _Config:
         }
         if self.architecture == "llama":
             config["attention_bias"] = "blk.0.attn_q.bias" in self.tensors
+            config["mlp_bias"] = "blk.0.ffn_down.bias" in self.tensors
         elif self.architecture.startswith("gemma"):
             config |= self._gemma(hidden, heads, head_dim)
         elif self.architecture == "phi3":
@@ -277,9 +284,7 @@ class _Config:
     def _rope(self, head_dim: int) -> dict[str, Any]:
         dims = self.number("rope.dimension_count", head_dim)
         if self.architecture == "llama" and dims != head_dim:
-            raise UnsupportedModelError(
-                f"{self.path}: {dims} rotary dimensions of {head_dim} are not supported"
-            )
+            raise UnsupportedModelError(f"{self.path}: {dims} rotary dimensions of {head_dim} are not supported")
         found: dict[str, Any] = {"rope_theta": self.number("rope.freq_base", 10_000.0)}
         found["partial_rotary_factor"] = dims / head_dim
         scaling = self._scaling()

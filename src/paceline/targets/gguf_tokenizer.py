@@ -1,7 +1,7 @@
 """Tokenizers from the metadata of GGUF files, built to give the ids of the original tokenizer.
 
-The format is described by the `gguf` package; which splitter a name in `tokenizer.ggml.pre` stands for is defined by
-llama.cpp. A name that is not listed here is refused: a wrong splitter gives plausible, wrong ids.
+The format is described by the `gguf` package; which splitter a name in `tokenizer.ggml.pre` stands for is
+defined by llama.cpp. A name that is not listed here is refused: a wrong splitter gives plausible, wrong ids.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _words(digits: str) -> str:
-    """Words with one leading sign, runs of `digits`, runs of signs with the line ends after them, white space."""
-    return rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES}"
+    """Words with one leading sign, `digits`, runs of signs with the line ends after them, white space."""
+    words = rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES}"
 
 
 def _cased_words(digits: str, ending: str) -> str:
@@ -76,7 +77,7 @@ SPLITTERS: dict[str, tuple[str, ...]] = {
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,
 }
-# Whole words of the vocabulary are taken before any merge, and texts start with BOS unless the file says otherwise.
+# Whole words of the vocabulary are taken before any merge, and texts start with BOS unless the file says no.
 _WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
 _COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})  # the originals normalize to NFC
 
@@ -150,7 +151,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tok
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:
         raise TokenizerError("the GGUF tokenizer has no merges (tokenizer.ggml.merges)")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [_pair(merge) for merge in merges]
     tokenizer = _model(tokens, pairs, ignore_merges=name in _WHOLE_WORDS)
     if name in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
@@ -161,7 +162,12 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tok
     return tokenizer, name in _WHOLE_WORDS
 
 
-def _model(tokens: Sequence[str], merges: Sequence[tuple[str, ...]], **options: Any) -> Tokenizer:
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _model(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
     numbers = {text: number for number, text in enumerate(tokens)}
     if len(numbers) != len(tokens):
         raise TokenizerError("the GGUF tokenizer has the same token twice")
@@ -189,7 +195,7 @@ def _scored(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[
     unknown = 0 if unknown is None else unknown
     tokenizer = _model(
         tokens,
-        [merge[3:] for merge in merges],
+        [(left, right) for *_, left, right in merges],
         byte_fallback=True,
         fuse_unk=True,
         unk_token=tokens[unknown],

@@ -56,9 +56,7 @@ def kind_of(parameters: Mapping[str, Any]) -> str:
         raise UnsupportedModelError(f"rope scaling of type '{kind}' is not supported (only {known})")
     for key, value in parameters.items():
         if key not in COMMON_KEYS | KNOWN_KEYS[kind] and value not in (None, False):
-            raise UnsupportedModelError(
-                f"rope scaling '{kind}' has a key that is not supported: {key} = {value!r}"
-            )
+            raise UnsupportedModelError(f"rope scaling '{kind}' has a key that is not supported: {key} = {value!r}")
     return str(kind)
 
 
@@ -87,21 +85,15 @@ def frequencies(
         raise UnsupportedModelError(f"rope scaling '{kind}' lacks the parameter {error.args[0]}") from error
 
 
-def _default(
-    _: Mapping[str, Any], exponents: Tensor, dims: int, theta: float, __: int
-) -> tuple[Tensor, float]:
+def _default(_: Mapping[str, Any], exponents: Tensor, dims: int, theta: float, __: int) -> tuple[Tensor, float]:
     return 1.0 / (theta**exponents), 1.0
 
 
-def _linear(
-    parameters: Mapping[str, Any], exponents: Tensor, dims: int, theta: float, _: int
-) -> tuple[Tensor, float]:
+def _linear(parameters: Mapping[str, Any], exponents: Tensor, dims: int, theta: float, _: int) -> tuple[Tensor, float]:
     return 1.0 / (theta**exponents) / parameters["factor"], 1.0
 
 
-def _llama3(
-    parameters: Mapping[str, Any], exponents: Tensor, dims: int, theta: float, _: int
-) -> tuple[Tensor, float]:
+def _llama3(parameters: Mapping[str, Any], exponents: Tensor, dims: int, theta: float, _: int) -> tuple[Tensor, float]:
     """Long wavelengths are divided by the factor, short ones kept, those between mixed (Llama 3.1)."""
     inverse = 1.0 / (theta**exponents)
     factor = parameters["factor"]

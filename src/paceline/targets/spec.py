@@ -46,8 +46,8 @@ class LayerSpec:
 class ModelSpec:
     """A dense decoder.
 
-    With r the residual multiplier, each half of a layer is x = x + r * post(f(pre(x))), where pre and post are
-    norms or nothing. A norm is x * rsqrt(mean(x^2) + eps) * w. The logits are
+    With r the residual multiplier, each half of a layer is x = x + r * post(f(pre(x))); pre and post are norms
+    or nothing. A norm is x * rsqrt(mean(x^2) + eps) * w. The logits are
     softcap(head(norm(x)) * logit_multiplier).
 
     Attributes:
@@ -139,9 +139,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the language model inside a multimodal checkpoint; any other as it is."""
     if config.get("model_type") != "gemma3" or "text_config" not in config:
         return config
-    outer: dict[str, Any] = {
-        key: config[key] for key in ("architectures", "quantization_config") if key in config
-    }
+    outer: dict[str, Any] = {key: config[key] for key in ("architectures", "quantization_config") if key in config}
     outer["tie_word_embeddings"] = config.get("tie_word_embeddings", True)
     return {**outer, **config["text_config"], "model_type": "gemma3_text"}
 
@@ -163,7 +161,7 @@ def from_hf_config(config: dict[str, Any], max_model_len: int | None = None) -> 
     Args:
         config: the parsed file.
         max_model_len: the context limit in tokens; it decides which longrope factors are taken: those for
-            short contexts where it does not exceed the original context (which then is `max_positions`), those
+            short contexts where it does not exceed the original context (then `max_positions`), those
             for long contexts otherwise. None is the model's own limit.
 
     Raises:
@@ -251,9 +249,7 @@ class _Reader:
 
     def layers(self, head_dim: int, max_model_len: int | None) -> tuple[tuple[LayerSpec, ...], int]:
         if self.value("use_bidirectional_attention", False):
-            raise UnsupportedModelError(
-                "attention to later tokens (use_bidirectional_attention) is not supported"
-            )
+            raise UnsupportedModelError("attention to later tokens (use_bidirectional_attention) is not supported")
         types = self.layer_types()
         parameters = {kind: self.rope_parameters(kind) for kind in set(types)}
         limits = [self.positions(found, max_model_len) for found in parameters.values()]
@@ -312,9 +308,7 @@ class _Reader:
             interval = self.value("no_rope_layer_interval")
             return [(layer + 1) % interval != 0 for layer in range(count)]
         if len(given) < count:
-            raise UnsupportedModelError(
-                f"no_rope_layers names {len(given)} layers, but the model has {count}"
-            )
+            raise UnsupportedModelError(f"no_rope_layers names {len(given)} layers, but the model has {count}")
         return [bool(flag) for flag in given[:count]]
 
     def rope_parameters(self, layer_type: str) -> dict[str, Any]:
@@ -323,10 +317,8 @@ class _Reader:
         nested = any(key in given for key in ("full_attention", "sliding_attention"))
         if self.family.name == "gemma3":
             return self._gemma3_parameters(layer_type, given if nested else {})
-        if nested:
-            found = dict(given.get(layer_type) or {})
-        else:
-            found = dict(self.config.get("rope_scaling") or given)
+        flat = self.config.get("rope_scaling") or given
+        found = dict(given.get(layer_type) or {}) if nested else dict(flat)
         for key in ("rope_theta", "partial_rotary_factor"):
             if found.get(key) is None:
                 found[key] = self.value(key)

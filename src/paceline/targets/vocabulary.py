@@ -152,15 +152,13 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
 def compare_vocabularies(target: TokenizerParts, draft: TokenizerParts) -> list[str]:
     """What keeps a drafter's ids from meaning the target's, one sentence each; empty where nothing does.
 
-    Sizes that differ by ids which one of the two lacks altogether are differences too; how far the two heads are
-    padded beyond their tokenizers is not.
+    Ids that one of the two lacks altogether are differences too; how far the two heads are padded beyond
+    their tokenizers is not.
     """
     ours = {number: text for text, number in target.tokenizer.get_vocab(with_added_tokens=True).items()}
     theirs = {number: text for text, number in draft.tokenizer.get_vocab(with_added_tokens=True).items()}
     found = []
-    differing = sorted(
-        number for number in ours.keys() | theirs.keys() if ours.get(number) != theirs.get(number)
-    )
+    differing = sorted(number for number in ours.keys() | theirs.keys() if ours.get(number) != theirs.get(number))
     if differing:
         first = differing[0]
         found.append(
@@ -182,9 +180,7 @@ def _compare_special(target: TokenizerParts, draft: TokenizerParts) -> list[str]
         found.append(f"texts start with id {target.bos_id} in the target, {draft.bos_id} in the drafter")
     if target.add_bos != draft.add_bos:
         policy = {True: "start with a first token", False: "do not"}
-        found.append(
-            f"in the target texts {policy[target.add_bos]}, in the drafter they {policy[draft.add_bos]}"
-        )
+        found.append(f"in the target texts {policy[target.add_bos]}, in the drafter they {policy[draft.add_bos]}")
     ours, theirs = (
         {(number, token.content) for number, token in parts.tokenizer.get_added_tokens_decoder().items()}
         for parts in (target, draft)

@@ -1,7 +1,8 @@
 """Weights from Hugging Face folders under canonical names: memory-mapped, every tensor accounted for.
 
-Canonical names: embedding, norm, head, and for layer i `layers.{i}.` with q, k, v, o, gate, up, down (and `.bias`),
-attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm. `ModelSpec.shapes` lists those that a model has.
+Canonical names: embedding, norm, head, and for layer i `layers.{i}.` with q, k, v, o, gate, up, down (and
+`.bias`), attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm. `ModelSpec.shapes` lists those
+that a model has.
 """
 
 from __future__ import annotations
@@ -89,9 +90,7 @@ def account(
             )
     missing = list(dict.fromkeys(missing))
     if missing:
-        raise WeightsError(
-            f"{where}: the tensor {missing[0]} is missing{_others(missing)}; fetch the model again"
-        )
+        raise WeightsError(f"{where}: the tensor {missing[0]} is missing{_others(missing)}; fetch the model again")
     used = {places[name].tensor for name in spec.shapes()}
     surplus = sorted(present.keys() - used - set(accounted))
     if surplus:
@@ -148,7 +147,7 @@ def _places(spec: ModelSpec, prefix: str, head: str) -> dict[str, Place]:
 
 
 def fused_rows(spec: ModelSpec) -> dict[str, tuple[str, tuple[int, int], int]]:
-    """For each role that is part of a fused tensor: "qkv" or "gate_up", its rows, and the rows of the whole."""
+    """For each role in a fused tensor: "qkv" or "gate_up", its rows, and the rows of the whole."""
     q, kv, inner = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate
     return {
         "q": ("qkv", (0, q), q + 2 * kv),
@@ -167,8 +166,8 @@ class FolderWeights:
         owned: prefixes of stored tensors that belong to a drafter.
 
     Raises:
-        WeightsError: no weights, a missing, broken or cut file, or a tensor that is missing, misshapen, or not
-            accounted for.
+        WeightsError: no weights, a missing, broken or cut file, or a tensor that is missing, misshapen, or
+            not accounted for.
     """
 
     def __init__(self, spec: ModelSpec, folder: Path, owned: tuple[str, ...] = ()) -> None:
@@ -176,9 +175,7 @@ class FolderWeights:
         self._folder = folder
         self._store = _open_store(folder)
         present = self._store.shapes()
-        embedding = [
-            name for name in present if name.endswith("embed_tokens.weight") and not _is_ignored(name)
-        ]
+        embedding = [name for name in present if name.endswith("embed_tokens.weight") and not _is_ignored(name)]
         if len(embedding) != 1:
             raise WeightsError(f"{folder}: found {len(embedding)} tensors named embed_tokens.weight, not one")
         prefix = embedding[0].removesuffix("embed_tokens.weight")
@@ -212,8 +209,29 @@ class FolderWeights:
         return tensor
 
     def fingerprint(self) -> str:
-        """Names, sizes and times of the configuration and of all files of weights."""
-        return fingerprint([self._folder / "config.json", *self._store.files])
+        """Paths, sizes and times of all files that loading reads."""
+        return folder_fingerprint(self._folder)
+
+
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """The fingerprint of all files of a folder that loading reads.
+
+    Raises:
+        WeightsError: the folder has no weights, or a shard is missing.
+    """
+    small = [folder / name for name in SMALL_FILES if (folder / name).exists()]
+    return fingerprint([*small, *weight_files(folder)])
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -250,15 +268,11 @@ def weight_files(folder: Path) -> list[Path]:
         if single.exists():
             return [single]
     for endings in ((".safetensors",), (".bin", ".pt", ".pth")):
-        others = sorted(
-            path for path in folder.iterdir() if path.suffix in endings and not _is_training(path)
-        )
+        others = sorted(path for path in folder.iterdir() if path.suffix in endings and not _is_training(path))
         if len(others) == 1:
             return others
         if others:
-            raise WeightsError(
-                f"{folder}: {len(others)} files of weights and no index that says which belong"
-            )
+            raise WeightsError(f"{folder}: {len(others)} files of weights and no index that says which belong")
     raise WeightsError(f"{folder} has no weights (model.safetensors, its shards, or pytorch_model.bin)")
 
 
@@ -294,7 +308,7 @@ class _SafetensorsStore:
         self._owner: dict[str, Any] = {}
         for path in files:
             try:
-                handle = safe_open(path, framework="pt")
+                handle: Any = safe_open(path, framework="pt")
                 names = list(handle.keys())
             except (SafetensorError, OSError) as error:
                 raise WeightsError(f"{path} is broken or cut ({error}); fetch it again") from error
@@ -308,9 +322,7 @@ class _SafetensorsStore:
         for name, handle in self._owner.items():
             part = handle.get_slice(name)
             if part.get_dtype() not in _FLOATS and not _is_ignored(name):
-                raise WeightsError(
-                    f"the tensor {name} is stored as {part.get_dtype()}, which is not supported"
-                )
+                raise WeightsError(f"the tensor {name} is stored as {part.get_dtype()}, which is not supported")
             found[name] = tuple(part.get_shape())
         return found
 
