@@ -1,0 +1,540 @@
+/* A forward pass: one parallel region from the embedding to the logits, a barrier after each phase that others
+ * need whole. One row (plain decoding) skips the barriers around small phases: each thread does them for itself. */
+#ifndef PL_FORWARD_H
+#define PL_FORWARD_H
+
+#include <stdlib.h>
+
+#include "attention.h"
+#include "product.h"
+
+/* Rows row .. row + rows - 1 of a segment. */
+typedef struct {
+    int32_t row, rows, segment, chunks;
+} pl_block;
+
+typedef struct {
+    int32_t block, head, chunk; /* chunk -1: all of them, merged on the spot */
+} pl_unit;
+
+typedef struct {
+    const pl_model *model;
+    const pl_batch *batch;
+    float *logits, *hidden;
+    float *const *taps;
+    size_t rows, slots, x_stride, qkv_stride, attn_stride, mid_stride, stage_stride, padded, part_stride, chunks;
+    float *x;    /* the residual stream */
+    float *qkv;  /* queries, keys, values */
+    float *attn; /* what attention gives */
+    float *mid;  /* gate and up; and what waits for a norm before it joins the residual stream */
+    float *part; /* [row][head][chunk][o, m, l] where the chunks of a row are units of their own */
+    pl_inputs in;
+    char *desks; /* scratch of each thread */
+    size_t desk_bytes;
+    pl_block *blocks;
+    pl_unit *units;
+    size_t block_count, unit_count;
+    int solo, split;
+} pl_run;
+
+/* ---- scratch ---- */
+
+static void *pl_take(char **at, size_t bytes)
+{
+    void *taken = *at;
+    *at += pl_round_up(bytes, 64);
+    return taken;
+}
+
+PL_INLINE size_t pl_max(size_t a, size_t b) { return a > b ? a : b; }
+
+static size_t pl_desk_floats(const pl_run *run, size_t group)
+{
+    size_t head = pl_round_up((size_t)run->model->head_dim, PL_LANES);
+    return run->stage_stride + head * PL_PAIRS + PL_PAIRS * PL_SPAN + PL_PAIRS * run->part_stride +
+           PL_BLOCK * group * run->part_stride + 64;
+}
+
+/* Lays the buffers out from `at` on; with at = NULL only their total size counts. */
+static size_t pl_lay_out(pl_run *run, size_t threads, char *memory)
+{
+    const pl_model *m = run->model;
+    char *at = memory;
+    size_t rows = run->rows, slots = run->slots, heads = (size_t)m->heads;
+    run->x = pl_take(&at, rows * run->x_stride * 4);
+    run->qkv = pl_take(&at, rows * run->qkv_stride * 4);
+    run->attn = pl_take(&at, rows * run->attn_stride * 4);
+    run->mid = pl_take(&at, rows * run->mid_stride * 4);
+    run->part = pl_take(&at, run->split ? rows * heads * run->chunks * run->part_stride * 4 : 0);
+    run->in.stride = run->stage_stride;
+    run->in.data = pl_take(&at, slots * run->stage_stride * 4);
+    run->in.scale = pl_take(&at, slots * 4);
+    run->in.offset = pl_take(&at, slots * 4);
+    run->desks = pl_take(&at, threads * run->desk_bytes);
+    run->blocks = pl_take(&at, run->block_count * sizeof(pl_block));
+    run->units = pl_take(&at, run->unit_count * sizeof(pl_unit));
+    return (size_t)(at - memory);
+}
+
+static int pl_grow(pl_scratch *scratch, size_t bytes)
+{
+    if (bytes <= scratch->bytes)
+        return PL_OK;
+    void *memory = NULL;
+    bytes += bytes / 8;
+    free(scratch->memory);
+    scratch->memory = NULL;
+    scratch->bytes = 0;
+    if (posix_memalign(&memory, 4096, bytes) != 0)
+        return PL_NO_MEMORY;
+    memset(memory, 0, bytes);
+    scratch->memory = memory;
+    scratch->bytes = bytes;
+    return PL_OK;
+}
+
+static size_t pl_block_chunks(const pl_batch *batch, size_t row, size_t rows)
+{
+    int32_t last = 0;
+    for (size_t r = row; r < row + rows; r++)
+        last = batch->positions[r] > last ? batch->positions[r] : last;
+    return (size_t)last / PL_CHUNK + 1;
+}
+
+/* Counts blocks and units, and writes them once there is room; later blocks, which see more keys, come first. */
+static void pl_plan_units(pl_run *run, int threads, int write)
+{
+    const pl_batch *b = run->batch;
+    size_t kv_heads = (size_t)run->model->kv_heads, blocks = 0, units = 0, all = 0;
+    run->chunks = 1;
+    for (int32_t s = b->segments - 1; s >= 0; s--) {
+        size_t first = (size_t)b->starts[s], rows = (size_t)b->starts[s + 1] - first;
+        for (size_t n = (rows + PL_BLOCK - 1) / PL_BLOCK; n-- > 0; blocks++) {
+            size_t row = first + n * PL_BLOCK, count = rows - n * PL_BLOCK;
+            count = count < PL_BLOCK ? count : PL_BLOCK;
+            size_t chunks = pl_block_chunks(b, row, count);
+            run->chunks = pl_max(run->chunks, chunks);
+            all += chunks * kv_heads;
+            if (!write)
+                continue;
+            run->blocks[blocks] = (pl_block){(int32_t)row, (int32_t)count, s, (int32_t)chunks};
+            for (size_t c = 0; c < (run->split ? chunks : 1); c++)
+                for (size_t h = 0; h < kv_heads; h++)
+                    run->units[units++] = (pl_unit){(int32_t)blocks, (int32_t)h, run->split ? (int32_t)c : -1};
+        }
+    }
+    if (!write) {
+        run->split = blocks * kv_heads < 8 * (size_t)threads;
+        run->block_count = blocks;
+        run->unit_count = run->split ? all : blocks * kv_heads;
+    }
+}
+
+/* ---- phases ---- */
+
+/* Each row once, then a barrier; or, with a single row, once by every thread for itself. */
+#define PL_EACH_ROW(run, pool, thread, body) \
+    do { \
+        if ((run)->solo) { \
+            size_t row = 0, slot = (size_t)(thread); \
+            body; \
+        } else { \
+            for (size_t row; (row = (size_t)pl_pool_claim(pool)) < (run)->rows;) { \
+                size_t slot = row; \
+                body; \
+            } \
+            pl_pool_barrier(pool); \
+        } \
+    } while (0)
+
+/* The inputs that this thread reads: its own slot where every thread works for itself. */
+static pl_inputs pl_inputs_of(const pl_run *run, int thread)
+{
+    pl_inputs in = run->in;
+    size_t skip = run->solo ? (size_t)thread : 0;
+    in.data = (char *)in.data + skip * in.stride * (run->model->head.format == PL_INT8 ? sizeof(pl_input) : 4);
+    in.scale += skip;
+    in.offset += skip;
+    return in;
+}
+
+static float *pl_stage(const pl_run *run, int thread)
+{
+    return (float *)(run->desks + (size_t)thread * run->desk_bytes);
+}
+
+static pl_desk pl_desk_of(const pl_run *run, int thread)
+{
+    float *at = pl_stage(run, thread) + run->stage_stride;
+    size_t head = pl_round_up((size_t)run->model->head_dim, PL_LANES);
+    pl_desk desk = {at, at + head * PL_PAIRS, NULL, NULL};
+    desk.part = desk.scores + PL_PAIRS * PL_SPAN;
+    desk.sums = desk.part + PL_PAIRS * run->part_stride;
+    return desk;
+}
+
+static void pl_embed(const pl_run *run, size_t row)
+{
+    const pl_model *m = run->model;
+    size_t hidden = (size_t)m->hidden, id = (size_t)run->batch->ids[row];
+    float *x = run->x + row * run->x_stride, lanes[PL_LANES];
+    vf scale = v_set1(m->embedding_scale != NULL ? m->embedding_scale[id] : 1.0f);
+    for (size_t i = 0; i < hidden; i += PL_LANES) {
+        size_t left = hidden - i;
+        vf v;
+        if (m->embedding_format == PL_FP32) {
+            v = v_loadn((const float *)m->embedding + id * hidden + i, left);
+        } else if (m->embedding_format == PL_BF16) {
+            v = v_loadn_bf16((const uint16_t *)m->embedding + id * hidden + i, left);
+        } else {
+            const int8_t *from = (const int8_t *)m->embedding + id * hidden + i;
+            for (size_t j = 0; j < PL_LANES; j++)
+                lanes[j] = j < left ? (float)from[j] : 0.0f;
+            v = left >= PL_LANES ? v_load_s8(from) : v_load(lanes);
+            v = v_mul(v, scale);
+        }
+        v_storen(x + i, v_mul(v, v_set1(m->embedding_multiplier)), left);
+    }
+}
+
+/* What a product left in `mid` is normed and joins the residual stream. */
+static void pl_join(const pl_run *run, const float *norm, size_t row, int thread)
+{
+    const pl_model *m = run->model;
+    size_t hidden = (size_t)m->hidden;
+    float *x = run->x + row * run->x_stride, *stage = pl_stage(run, thread);
+    vf multiplier = v_set1(m->residual_multiplier);
+    pl_norm(run->mid + row * run->mid_stride, norm, hidden, m->norm_eps, stage);
+    for (size_t i = 0; i < hidden; i += PL_LANES) {
+        vf y = v_mul(v_loadn(stage + i, hidden - i), multiplier);
+        v_storen(x + i, v_add(v_loadn(x + i, hidden - i), y), hidden - i);
+    }
+}
+
+/* The residual stream becomes the input of a product. */
+static void pl_enter(const pl_run *run, const float *norm, size_t row, size_t slot, int thread)
+{
+    const pl_model *m = run->model;
+    size_t hidden = (size_t)m->hidden;
+    float *x = run->x + row * run->x_stride, *stage = pl_stage(run, thread);
+    if (norm != NULL)
+        pl_norm(x, norm, hidden, m->norm_eps, stage);
+    else
+        memcpy(stage, x, hidden * sizeof(float));
+    pl_quantize(stage, hidden, m->head.format, run->in, slot);
+}
+
+static void pl_begin_layer(const pl_run *run, int layer, size_t row, size_t slot, int thread)
+{
+    const pl_model *m = run->model;
+    if (layer > 0 && m->layer[layer - 1].mlp_post_norm != NULL)
+        pl_join(run, m->layer[layer - 1].mlp_post_norm, row, thread);
+    if (run->taps[layer] != NULL && (!run->solo || thread == 0))
+        memcpy(run->taps[layer] + row * (size_t)m->hidden, run->x + row * run->x_stride, (size_t)m->hidden * 4);
+    if (layer < m->layers)
+        pl_enter(run, m->layer[layer].attn_norm, row, slot, thread);
+}
+
+static void pl_head_norm(const pl_run *run, float *head, const float *weight)
+{
+    if (weight != NULL)
+        pl_norm(head, weight, (size_t)run->model->head_dim, run->model->norm_eps, head);
+}
+
+/* The key goes across its page, the value along it. */
+static void pl_write_kv(const pl_run *run, const pl_layer *layer, size_t row, size_t segment, size_t head,
+                        const float *key, const float *value)
+{
+    const pl_model *m = run->model;
+    const pl_group *g = &run->batch->group[layer->group];
+    size_t dim = (size_t)m->head_dim, index = (size_t)run->batch->storage[row], lane = index % PL_PAGE;
+    size_t page = (size_t)g->table[segment * (size_t)g->pages + index / PL_PAGE];
+    size_t at = ((page * (size_t)g->layers + (size_t)layer->group_layer) * (size_t)m->kv_heads + head) * dim * PL_PAGE;
+    if (m->kv_bf16) {
+        uint16_t *keys = (uint16_t *)g->keys + at + lane, *values = (uint16_t *)g->values + at + lane * dim;
+        for (size_t d = 0; d < dim; d++) {
+            keys[d * PL_PAGE] = pl_to_bf16(key[d]);
+            values[d] = pl_to_bf16(value[d]);
+        }
+    } else {
+        float *keys = (float *)g->keys + at + lane, *values = (float *)g->values + at + lane * dim;
+        for (size_t d = 0; d < dim; d++)
+            keys[d * PL_PAGE] = key[d];
+        memcpy(values, value, dim * sizeof(float));
+    }
+}
+
+/* Norm and rotary positions of one key head and its queries, which are scaled here; key and value are written. */
+static void pl_place_head(const pl_run *run, const pl_layer *layer, size_t row, size_t segment, size_t head)
+{
+    const pl_model *m = run->model;
+    size_t dim = (size_t)m->head_dim, heads = (size_t)m->heads, kv_heads = (size_t)m->kv_heads;
+    size_t group = heads / kv_heads, half = (size_t)layer->rope_dims / 2;
+    size_t turn = (size_t)run->batch->positions[row] * half;
+    float *q = run->qkv + row * run->qkv_stride, *k = q + (heads + head) * dim, *v = k + kv_heads * dim;
+    vf scale = v_set1(m->attention_scale);
+    int head_norm = m->qk_norm == PL_QK_HEAD;
+    q += head * group * dim;
+    for (size_t h = 0; h <= group; h++) {
+        float *at = h < group ? q + h * dim : k;
+        if (head_norm)
+            pl_head_norm(run, at, h < group ? layer->q_norm : layer->k_norm);
+        if (half > 0)
+            pl_rope(at, layer->cos + turn, layer->sin + turn, 2 * half);
+    }
+    for (size_t i = 0; i < group * dim; i += PL_LANES)
+        v_storen(q + i, v_mul(v_loadn(q + i, group * dim - i), scale), group * dim - i);
+    pl_write_kv(run, layer, row, segment, head, k, v);
+}
+
+static size_t pl_segment_of(const pl_batch *batch, size_t row)
+{
+    size_t low = 0, high = (size_t)batch->segments;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if ((size_t)batch->starts[middle] <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* A unit is up to 16 rows (whose keys share cache lines) of one key head, or of all where the norm spans them. */
+static void pl_place(const pl_run *run, pl_pool *pool, const pl_layer *layer)
+{
+    const pl_model *m = run->model;
+    size_t kv_heads = (size_t)m->kv_heads, full = m->qk_norm == PL_QK_FULL, at_once = run->rows > 32 ? 16 : 2;
+    size_t across = full ? 1 : kv_heads, blocks = (run->rows + at_once - 1) / at_once;
+    for (size_t unit; (unit = (size_t)pl_pool_claim(pool)) < blocks * across;) {
+        size_t row = unit / across * at_once, end = row + at_once < run->rows ? row + at_once : run->rows;
+        for (; row < end; row++) {
+            size_t segment = pl_segment_of(run->batch, row);
+            if (full) {
+                size_t dim = (size_t)m->head_dim, queries = (size_t)m->heads * dim;
+                float *q = run->qkv + row * run->qkv_stride;
+                pl_norm(q, layer->q_norm, queries, m->norm_eps, q);
+                pl_norm(q + queries, layer->k_norm, kv_heads * dim, m->norm_eps, q + queries);
+                for (size_t h = 0; h < kv_heads; h++)
+                    pl_place_head(run, layer, row, segment, h);
+            } else {
+                pl_place_head(run, layer, row, segment, unit % across);
+            }
+        }
+    }
+    pl_pool_barrier(pool);
+}
+
+/* One chunk of all pairs of a block; merged into the desk's sums, or left as parts. */
+static void pl_attend_chunk(const pl_run *run, const pl_layer *layer, const pl_unit *unit, const pl_view *view,
+                            const pl_desk *desk, int chunk, int *merged)
+{
+    const pl_block *block = &run->blocks[unit->block];
+    const pl_model *m = run->model;
+    size_t heads = (size_t)m->heads, group = heads / (size_t)m->kv_heads, dim = view->dim;
+    pl_span spans[PL_BLOCK];
+    const pl_span *seen[PL_PAIRS];
+    float *out[PL_PAIRS], *sums[PL_PAIRS];
+    int *counts[PL_PAIRS], pairs = 0;
+    for (int r = 0; r < block->rows; r++)
+        spans[r] = pl_span_of(run->batch, (size_t)(block->row + r), layer->window, chunk);
+    for (size_t p = 0; p < (size_t)block->rows * group; p++) {
+        size_t r = p / group, row = (size_t)block->row + r, head = (size_t)unit->head * group + p % group;
+        if (spans[r].hi > spans[r].lo) {
+            const float *query = run->qkv + row * run->qkv_stride + head * dim;
+            for (size_t d = 0; d < dim; d++)
+                desk->queries[d * PL_PAIRS + (size_t)pairs] = query[d];
+            seen[pairs] = &spans[r];
+            sums[pairs] = desk->sums + p * run->part_stride;
+            counts[pairs] = &merged[r];
+            out[pairs] = unit->chunk < 0 ? desk->part + (size_t)pairs * run->part_stride
+                                         : run->part + ((row * heads + head) * run->chunks + (size_t)chunk) * run->part_stride;
+            pairs++;
+        }
+        if (pairs == PL_PAIRS || (pairs > 0 && p + 1 == (size_t)block->rows * group)) {
+            pl_chunk(pairs, view, (size_t)chunk * PL_CHUNK, seen, desk, out);
+            for (int i = 0; i < pairs && unit->chunk < 0; i++)
+                pl_merge(sums[i], out[i], run->padded, *counts[i] == 0);
+            pairs = 0;
+        }
+    }
+    for (int r = 0; r < block->rows; r++)
+        merged[r] += spans[r].hi > spans[r].lo;
+}
+
+static void pl_attend_unit(const pl_run *run, const pl_layer *layer, const pl_unit *unit, int thread)
+{
+    const pl_model *m = run->model;
+    const pl_block *block = &run->blocks[unit->block];
+    const pl_group *g = &run->batch->group[layer->group];
+    size_t bytes = m->kv_bf16 ? 2 : 4, dim = (size_t)m->head_dim, head_bytes = dim * PL_PAGE * bytes;
+    size_t at = ((size_t)layer->group_layer * (size_t)m->kv_heads + (size_t)unit->head) * head_bytes;
+    size_t heads = (size_t)m->heads, group = heads / (size_t)m->kv_heads;
+    pl_view view = {(const char *)g->keys + at, (const char *)g->values + at,
+                    (size_t)g->layers * (size_t)m->kv_heads * head_bytes,
+                    g->table + (size_t)block->segment * (size_t)g->pages, m->kv_bf16, dim, run->padded,
+                    m->attention_softcap};
+    pl_desk desk = pl_desk_of(run, thread);
+    int merged[PL_BLOCK] = {0};
+    if (unit->chunk >= 0) {
+        pl_attend_chunk(run, layer, unit, &view, &desk, unit->chunk, merged);
+        return;
+    }
+    for (int chunk = 0; chunk < block->chunks; chunk++)
+        pl_attend_chunk(run, layer, unit, &view, &desk, chunk, merged);
+    for (size_t p = 0; p < (size_t)block->rows * group; p++) {
+        size_t row = (size_t)block->row + p / group, head = (size_t)unit->head * group + p % group;
+        pl_finish(desk.sums + p * run->part_stride, dim, run->padded, run->attn + row * run->attn_stride + head * dim);
+    }
+}
+
+/* The row's attention becomes the input of the output product; chunks that were apart are merged in order. */
+static void pl_leave_attention(const pl_run *run, const pl_layer *layer, size_t row, size_t slot, int thread)
+{
+    const pl_model *m = run->model;
+    size_t dim = (size_t)m->head_dim, heads = (size_t)m->heads;
+    float *stage = pl_stage(run, thread), *sum = pl_desk_of(run, thread).sums;
+    if (!run->split) {
+        memcpy(stage, run->attn + row * run->attn_stride, heads * dim * sizeof(float));
+    } else {
+        int length = run->batch->positions[row] + 1, window = layer->window;
+        size_t first = window > 0 && length > window ? (size_t)(length - window) / PL_CHUNK : 0;
+        size_t last = (size_t)(length - 1) / PL_CHUNK;
+        for (size_t h = 0; h < heads; h++) {
+            const float *part = run->part + (row * heads + h) * run->chunks * run->part_stride;
+            for (size_t c = first; c <= last; c++)
+                pl_merge(sum, part + c * run->part_stride, run->padded, c == first);
+            pl_finish(sum, dim, run->padded, stage + h * dim);
+        }
+    }
+    pl_quantize(stage, heads * dim, m->head.format, run->in, slot);
+}
+
+static void pl_begin_mlp(const pl_run *run, const pl_layer *layer, size_t row, size_t slot, int thread)
+{
+    if (layer->attn_post_norm != NULL)
+        pl_join(run, layer->attn_post_norm, row, thread);
+    pl_enter(run, layer->mlp_norm, row, slot, thread);
+}
+
+static void pl_gate(const pl_run *run, size_t row, size_t slot, int thread)
+{
+    const pl_model *m = run->model;
+    size_t n = (size_t)m->intermediate;
+    float *stage = pl_stage(run, thread), *gate = run->mid + row * run->mid_stride;
+    pl_activate(m->activation, gate, gate + n, stage, n);
+    pl_quantize(stage, n, m->head.format, run->in, slot);
+}
+
+/* A product that ends in the residual stream, or in `mid` where a norm comes first. */
+static void pl_product_back(const pl_run *run, pl_pool *pool, const pl_linear *w, const pl_inputs *in,
+                            const float *post_norm)
+{
+    pl_sink add = {run->x, run->x_stride, 0, PL_ADD, run->model->residual_multiplier, 0.0f};
+    pl_sink store = {run->mid, run->mid_stride, 0, PL_STORE, 1.0f, 0.0f};
+    pl_product(pool, w, in, run->rows, post_norm != NULL ? &store : &add);
+}
+
+static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread)
+{
+    const pl_layer *layer = &run->model->layer[index];
+    pl_inputs in = pl_inputs_of(run, thread);
+    pl_sink qkv = {run->qkv, run->qkv_stride, 0, PL_STORE, 1.0f, 0.0f};
+    pl_sink mid = {run->mid, run->mid_stride, 0, PL_STORE, 1.0f, 0.0f};
+
+    PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, index, row, slot, thread));
+    pl_product(pool, &layer->qkv, &in, run->rows, &qkv);
+    pl_place(run, pool, layer);
+    for (size_t unit; (unit = (size_t)pl_pool_claim(pool)) < run->unit_count;)
+        pl_attend_unit(run, layer, &run->units[unit], thread);
+    pl_pool_barrier(pool);
+    PL_EACH_ROW(run, pool, thread, pl_leave_attention(run, layer, row, slot, thread));
+    pl_product_back(run, pool, &layer->o, &in, layer->attn_post_norm);
+    PL_EACH_ROW(run, pool, thread, pl_begin_mlp(run, layer, row, slot, thread));
+    pl_product(pool, &layer->gate_up, &in, run->rows, &mid);
+    PL_EACH_ROW(run, pool, thread, pl_gate(run, row, slot, thread));
+    pl_product_back(run, pool, &layer->down, &in, layer->mlp_post_norm);
+}
+
+static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
+{
+    const pl_model *m = run->model;
+    size_t hidden = (size_t)m->hidden, scored = (size_t)run->batch->scored;
+    size_t ids = (size_t)m->head.n;
+    pl_sink sink = {run->logits, ids, ids, PL_LOGITS, m->logit_multiplier, m->logit_softcap};
+    for (size_t i; (i = (size_t)pl_pool_claim(pool)) < scored;) {
+        float *stage = pl_stage(run, thread);
+        pl_norm(run->x + (size_t)run->batch->score[i] * run->x_stride, m->norm, hidden, m->norm_eps, stage);
+        memcpy(run->hidden + i * hidden, stage, hidden * sizeof(float));
+        pl_quantize(stage, hidden, m->head.format, run->in, i);
+    }
+    pl_pool_barrier(pool);
+    pl_product(pool, &m->head, &run->in, scored, &sink);
+}
+
+static void pl_forward_region(void *arg, pl_pool *pool, int thread)
+{
+    const pl_run *run = arg;
+    for (size_t row; (row = (size_t)pl_pool_claim(pool)) < run->rows;)
+        pl_embed(run, row);
+    pl_pool_barrier(pool);
+    for (int layer = 0; layer < run->model->layers; layer++)
+        pl_run_layer(run, pool, layer, thread);
+    PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, run->model->layers, row, slot, thread));
+    if (run->batch->scored > 0)
+        pl_run_head(run, pool, thread);
+}
+
+/* Ids, positions and pages that would be read or written outside their bounds. */
+static int pl_check(const pl_model *m, const pl_batch *b)
+{
+    for (int32_t r = 0; r < b->rows; r++) {
+        if (b->ids[r] < 0 || b->ids[r] >= m->ids)
+            return PL_BAD_ID;
+        if (b->positions[r] < 0 || b->positions[r] >= m->positions)
+            return PL_BAD_POSITION;
+    }
+    for (int32_t g = 0; g < b->groups; g++)
+        for (int32_t s = 0; s < b->segments; s++)
+            for (int32_t r = b->starts[s]; r < b->starts[s + 1]; r++) {
+                int32_t page = b->storage[r] / PL_PAGE;
+                if (page < 0 || page >= b->group[g].pages)
+                    return PL_BAD_PAGE;
+                page = b->group[g].table[s * b->group[g].pages + page];
+                if (page < 0 || page >= b->group[g].slab_pages)
+                    return PL_BAD_PAGE;
+            }
+    return PL_OK;
+}
+
+static int pl_forward(pl_pool *pool, pl_scratch *scratch, const pl_model *m, const pl_batch *batch, float *logits,
+                      float *hidden, float *const *taps)
+{
+    size_t threads = (size_t)pl_pool_threads(pool), rows = (size_t)batch->rows;
+    size_t heads_width = (size_t)(m->heads + 2 * m->kv_heads) * (size_t)m->head_dim;
+    size_t wide = pl_max(pl_max((size_t)m->hidden, (size_t)m->intermediate), (size_t)(m->heads * m->head_dim));
+    int group = m->heads / m->kv_heads, status = pl_check(m, batch);
+    pl_run run = {.model = m, .batch = batch, .logits = logits, .hidden = hidden, .taps = taps, .rows = rows};
+    if (status != PL_OK || rows == 0)
+        return status;
+    run.solo = rows == 1 && m->layer[0].attn_post_norm == NULL;
+    run.slots = pl_max(rows, threads);
+    run.x_stride = pl_round_up((size_t)m->hidden, 64);
+    run.qkv_stride = pl_round_up(heads_width, PL_LANES) + PL_LANES;
+    run.attn_stride = pl_round_up((size_t)(m->heads * m->head_dim), 64);
+    run.mid_stride = pl_round_up(pl_max(2 * (size_t)m->intermediate, (size_t)m->hidden), PL_LANES) + PL_LANES;
+    run.stage_stride = pl_round_up(wide, 64);
+    run.padded = pl_round_up((size_t)m->head_dim, PL_LANES);
+    run.part_stride = run.padded + PL_LANES;
+    run.desk_bytes = pl_round_up(pl_desk_floats(&run, (size_t)group) * 4, 4096) + 256;
+    pl_plan_units(&run, (int)threads, 0);
+    status = pl_grow(scratch, pl_lay_out(&run, threads, NULL));
+    if (status != PL_OK)
+        return status;
+    pl_lay_out(&run, threads, scratch->memory);
+    pl_plan_units(&run, (int)threads, 1);
+    pl_pool_run(pool, pl_forward_region, &run);
+    return PL_OK;
+}
+
+#endif

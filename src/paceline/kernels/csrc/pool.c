@@ -1,0 +1,177 @@
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define LINE 64
+
+struct pl_pool {
+    _Alignas(LINE) atomic_long claimed;
+    _Alignas(LINE) atomic_int arrived;
+    _Alignas(LINE) atomic_uint phase;
+    _Alignas(LINE) atomic_uint epoch; /* counts regions; workers wait for it to move */
+    atomic_int sleepers;
+    atomic_int closing;
+    pl_region region;
+    void *arg;
+    int threads, spins;
+    pid_t owner;
+    pthread_mutex_t running, sleep;
+    pthread_cond_t wake;
+    pthread_t *workers;
+};
+
+typedef struct {
+    pl_pool *pool;
+    int thread;
+    unsigned epoch;
+} pl_start;
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Spin for some tens of microseconds, as the next call usually comes at once, then sleep. */
+static unsigned next_epoch(pl_pool *pool, unsigned seen)
+{
+    unsigned now;
+    for (int spin = 0; spin < pool->spins; spin++) {
+        now = atomic_load_explicit(&pool->epoch, memory_order_acquire);
+        if (now != seen)
+            return now;
+        relax();
+    }
+    pthread_mutex_lock(&pool->sleep);
+    atomic_fetch_add(&pool->sleepers, 1);
+    while ((now = atomic_load(&pool->epoch)) == seen)
+        pthread_cond_wait(&pool->wake, &pool->sleep);
+    atomic_fetch_sub(&pool->sleepers, 1);
+    pthread_mutex_unlock(&pool->sleep);
+    return now;
+}
+
+static void *work(void *arg)
+{
+    pl_start start = *(pl_start *)arg;
+    free(arg);
+    unsigned seen = start.epoch;
+    for (;;) {
+        seen = next_epoch(start.pool, seen);
+        if (atomic_load(&start.pool->closing))
+            return NULL;
+        start.pool->region(start.pool->arg, start.pool, start.thread);
+        pl_pool_barrier(start.pool);
+    }
+}
+
+static void next_region(pl_pool *pool)
+{
+    atomic_fetch_add(&pool->epoch, 1);
+    if (atomic_load(&pool->sleepers)) {
+        pthread_mutex_lock(&pool->sleep);
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->sleep);
+    }
+}
+
+static void close_workers(pl_pool *pool, int started)
+{
+    atomic_store(&pool->closing, 1);
+    next_region(pool);
+    for (int i = 0; i < started; i++)
+        pthread_join(pool->workers[i], NULL);
+    atomic_store(&pool->closing, 0);
+}
+
+/* The locks are new too: those that a fork copied may be held by a thread that the child does not have. */
+static int start_workers(pl_pool *pool)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    pool->spins = pool->threads <= cpus ? 4000 : 50;
+    pool->owner = getpid();
+    pthread_mutex_init(&pool->running, NULL);
+    pthread_mutex_init(&pool->sleep, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    atomic_store(&pool->arrived, 0);
+    atomic_store(&pool->claimed, 0);
+    atomic_store(&pool->sleepers, 0);
+    for (int i = 0; i < pool->threads - 1; i++) {
+        pl_start *start = malloc(sizeof *start);
+        if (start != NULL)
+            *start = (pl_start){pool, i + 1, atomic_load(&pool->epoch)};
+        if (start == NULL || pthread_create(&pool->workers[i], NULL, work, start) != 0) {
+            free(start);
+            close_workers(pool, i);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+pl_pool *pl_pool_create(int threads)
+{
+    pl_pool *pool = NULL;
+    if (threads < 1 || posix_memalign((void **)&pool, LINE, sizeof *pool) != 0)
+        return NULL;
+    *pool = (pl_pool){.threads = threads, .workers = calloc((size_t)threads, sizeof(pthread_t))};
+    if (pool->workers == NULL || start_workers(pool) != 0) {
+        free(pool->workers);
+        free(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+void pl_pool_destroy(pl_pool *pool)
+{
+    if (pool == NULL)
+        return;
+    if (pool->owner == getpid())
+        close_workers(pool, pool->threads - 1);
+    free(pool->workers);
+    free(pool);
+}
+
+int pl_pool_threads(const pl_pool *pool) { return pool->threads; }
+
+void pl_pool_barrier(pl_pool *pool)
+{
+    unsigned phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->threads - 1) {
+        atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&pool->claimed, 0, memory_order_relaxed);
+        atomic_store_explicit(&pool->phase, phase + 1, memory_order_release);
+        return;
+    }
+    for (int spin = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == phase; spin++) {
+        if (spin < pool->spins)
+            relax();
+        else
+            sched_yield();
+    }
+}
+
+long pl_pool_claim(pl_pool *pool) { return atomic_fetch_add_explicit(&pool->claimed, 1, memory_order_relaxed); }
+
+void pl_pool_run(pl_pool *pool, pl_region region, void *arg)
+{
+    if (pool->owner != getpid() && start_workers(pool) != 0)
+        pool->threads = 1;
+    pthread_mutex_lock(&pool->running);
+    pool->region = region;
+    pool->arg = arg;
+    if (pool->threads > 1)
+        next_region(pool);
+    region(arg, pool, 0);
+    pl_pool_barrier(pool);
+    pthread_mutex_unlock(&pool->running);
+}

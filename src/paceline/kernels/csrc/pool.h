@@ -1,0 +1,23 @@
+/* Threads of our own: one parallel region a call, barriers inside it, work handed out piece by piece. */
+#ifndef PL_POOL_H
+#define PL_POOL_H
+
+typedef struct pl_pool pl_pool;
+typedef void (*pl_region)(void *arg, pl_pool *pool, int thread);
+
+/* A pool of `threads` threads, the caller counted; NULL without memory or threads. */
+pl_pool *pl_pool_create(int threads);
+void pl_pool_destroy(pl_pool *pool);
+int pl_pool_threads(const pl_pool *pool);
+
+/* Run the region on every thread; returns when all have left it. Calls from several threads queue up. After a
+ * fork the child starts threads of its own. */
+void pl_pool_run(pl_pool *pool, pl_region region, void *arg);
+
+/* Inside a region: wait for all threads. The counter of pl_pool_claim starts again at 0. */
+void pl_pool_barrier(pl_pool *pool);
+
+/* Inside a region: the next number since the last barrier, each handed out once. */
+long pl_pool_claim(pl_pool *pool);
+
+#endif
