@@ -11,7 +11,7 @@ order, so together they keep a prefix too. With m the highest logit and T the te
 2. top_k keeps the first k;
 3. top_p keeps, of what is left, the shortest prefix with the share top_p of its mass, at least one token.
 
-The mass of a token is exp((x - m) / T) in float32, cut to a whole number of 2**-40: sums of whole numbers do
+The mass of a token is exp((x - m) / T) in float32, rounded to a multiple of 2**-40: sums of whole numbers do
 not depend on their order. Of the tokens kept the one with the highest (x - m) / T + Gumbel noise, in float64,
 is drawn.
 """
@@ -155,7 +155,7 @@ def masses(row: Tensor, top: float, scale: float) -> Tensor:
     for term in EXP2_TERMS[1:]:
         value = value * fraction + term
     power = ((whole.to(torch.int32) + 127) << 23).view(torch.float32)
-    return (value * power * GRID).to(torch.int64)
+    return (value * power * GRID).round_().to(torch.int64)
 
 
 def log_total(row: Tensor, top: float) -> float:

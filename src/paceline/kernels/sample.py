@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline import draw as plain
 from paceline.draw import Filter, Logprob
-from paceline.errors import ModelError, RequestError, ResourceError
+from paceline.errors import ResourceError
+from paceline.kernels import library
 from paceline.noise import stream
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class SampleKernels:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self._argmax, self._draw = library.pl_argmax, library.pl_draw
         self._logprobs, self._uniforms = library.pl_logprobs, library.pl_uniforms
-        rows = [ctypes.c_int32, pointer, integer, integer, integer]
+        rows: list[Any] = [ctypes.c_int32, pointer, integer, integer, integer]
         self._argmax.argtypes = [*rows, pointer]
         self._draw.argtypes = [*rows, pointer, pointer, pointer]
         self._logprobs.argtypes = [ctypes.c_int32, pointer, integer, integer, integer, pointer, pointer]
@@ -114,13 +116,25 @@ def _checked(tokens: list[int]) -> list[int]:
     return tokens
 
 
+@cache
+def _kernels() -> SampleKernels | None:
+    found = library()
+    return None if found is None else SampleKernels(found.c)
+
+
 def argmax(rows: Tensor) -> list[int]:
-    return plain.argmax(rows)
+    """``paceline.draw.argmax``, in C where the library is there."""
+    kernels = _kernels()
+    return (plain if kernels is None else kernels).argmax(rows)
 
 
 def draw(rows: Tensor, options: Filter, key: int, positions: Sequence[int]) -> list[int]:
-    return plain.draw(rows, options, key, positions)
+    """``paceline.draw.draw``, in C where the library is there: the same tokens."""
+    kernels = _kernels()
+    return (plain if kernels is None else kernels).draw(rows, options, key, positions)
 
 
 def logprobs(row: Tensor, token: int, k: int) -> Logprob:
-    return plain.logprobs(row, token, k)
+    """``paceline.draw.logprobs``, in C where the library is there: the same numbers."""
+    kernels = _kernels()
+    return (plain if kernels is None else kernels).logprobs(row, token, k)

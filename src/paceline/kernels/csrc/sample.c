@@ -10,6 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-trapping-math") /* nobody reads the exception flags; a select need not be a branch */
+#endif
+
+#if defined(__clang__)
+#define AVX512 "avx512f,avx512dq,avx512bw,avx512vl"
+#else
+#define AVX512 "avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512"
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK = 64, WIDE = 256, BANDS = 8, FEW = 24, ON_STACK = 1024 };
@@ -84,7 +94,16 @@ INLINE float weigh(float x, float top, float scale)
     return value * power;
 }
 
-INLINE int64_t mass(float x, float top, float scale) { return (int64_t)(weigh(x, top, scale) * GRID); }
+/* The nearest whole number, a tie to the even one, of 0 to 2**51. */
+INLINE int64_t nearest(float x)
+{
+    double moved = (double)x + 0x1p52; /* whose last bits are the number */
+    int64_t bits;
+    memcpy(&bits, &moved, 8);
+    return bits - 0x4330000000000000;
+}
+
+INLINE int64_t mass(float x, float top, float scale) { return nearest(weigh(x, top, scale) * GRID); }
 
 INLINE int64_t total_mass(const float *x, int64_t n, float top, float scale, float floor)
 {
@@ -92,10 +111,12 @@ INLINE int64_t total_mass(const float *x, int64_t n, float top, float scale, flo
     for (int64_t i = 0; i < n; i += WIDE) {
         float weights[WIDE];
         int64_t count = least_of(n - i, WIDE);
+        for (int64_t j = 0; j < count; j++) {
+            float weight = weigh(x[i + j], top, scale) * GRID;
+            weights[j] = x[i + j] >= floor ? weight : 0.0f;
+        }
         for (int64_t j = 0; j < count; j++)
-            weights[j] = x[i + j] >= floor ? weigh(x[i + j], top, scale) * GRID : 0.0f;
-        for (int64_t j = 0; j < count; j++)
-            total += (int64_t)weights[j];
+            total += nearest(weights[j]);
     }
     return total;
 }
@@ -416,7 +437,7 @@ INLINE int64_t report_row(const float *x, int64_t n, int64_t token, int64_t k, p
 PATH(portable, )
 #if defined(__x86_64__)
 PATH(avx2, __attribute__((target("avx2"))))
-PATH(avx512, __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512"))))
+PATH(avx512, __attribute__((target(AVX512))))
 #endif
 #undef PATH
 
