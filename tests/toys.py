@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
+import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from paceline.drafters import Needs, Outcome, View
 from paceline.engine import Engine
 from paceline.options import Speculation
-from paceline.pages import PagePool, PageTable
+from paceline.pages import CacheGroup, PagePool, Slab
 from paceline.request import Request, Sequence
 from paceline.rules import LogitRules, bad_word_ids
 from paceline.sampling import Sampling
+from paceline.targets import Scores
 from paceline.targets.toy import ToyTarget
 from paceline.text import Detokenizer, Tokenizer
 from paceline.tree import TokenTree
@@ -25,10 +29,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.batch import Batch
     from paceline.drafters import Drafter
+    from paceline.pacer import Pacer
+    from paceline.targets import Target
 
 EOS = 256
 VOCAB = 257
+
+
+def trials(examples: int) -> settings:
+    """So many examples, the same ones in every run, however busy the machine is."""
+    return settings(
+        max_examples=examples, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -91,6 +105,37 @@ class ScriptedDrafter:
         return trees
 
 
+@dataclass
+class TreeDrafter:
+    """Proposes ``rule(tokens, budget)``, any tree at all; observes nothing."""
+
+    rule: Callable[[Seq[int], int], TokenTree]
+    name: str = "tree"
+    needs: Needs = field(default_factory=Needs)
+    known: set[int] = field(default_factory=set)
+
+    def start(self, view: View, valid: int) -> None:
+        self.known.add(view.id)
+
+    def fork(self, parent: int, child: View) -> None:
+        self.known.add(child.id)
+
+    def rewind(self, sequence: int, length: int) -> None:
+        assert sequence in self.known
+
+    def release(self, sequence: int) -> None:
+        self.known.discard(sequence)
+
+    def length(self, sequence: int) -> int:
+        return 0
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        assert all(outcome.id in self.known for outcome in outcomes)
+
+    def propose(self, views: Seq[View], budgets: Seq[int]) -> list[TokenTree]:
+        return [self.rule(view.tokens, budget) for view, budget in zip(views, budgets, strict=True)]
+
+
 def oracle(answer: Seq[int], prompt_length: int) -> Callable[[Seq[int], int], list[int]]:
     """Knows the whole answer."""
 
@@ -107,8 +152,119 @@ def wrong(answer: Seq[int], prompt_length: int) -> Callable[[Seq[int], int], lis
     return lambda tokens, budget: [(token + 1) % EOS for token in right(tokens, budget)]
 
 
+def mix(answer: Seq[int], prompt_length: int, right: float, seed: int = 0) -> Callable[[Seq[int], int], list[int]]:
+    """Knows the whole answer and says each token of it with probability ``right``, else another one."""
+    dice = random.Random(seed)
+
+    def rule(tokens: Seq[int], budget: int) -> list[int]:
+        true = oracle(answer, prompt_length)(tokens, budget)
+        return [token if dice.random() < right else (token + 1) % EOS for token in true]
+
+    return rule
+
+
+def random_tree(
+    dice: random.Random,
+    root: int,
+    right: Seq[int],
+    budget: int,
+    *,
+    width: int,
+    depth: int,
+    vocab: int,
+    name: str = "tree",
+) -> TokenTree:
+    """A valid tree of at most ``budget`` drafted nodes in any order; now and then a child continues ``right``."""
+    tree = TokenTree.root(root)
+    depths = [0]
+    for _ in range(budget):
+        parent = dice.randrange(len(tree)) if dice.random() < 0.5 else len(tree) - 1
+        taken = {tree.tokens[child] for child in tree.children(parent)}
+        if depths[parent] == depth or len(taken) == width:
+            continue
+        on_path = depths[parent] < len(right) and [tree.tokens[n] for n in tree.path(parent)[1:]] == list(
+            right[: depths[parent]]
+        )
+        token = right[depths[parent]] if on_path and dice.random() < 0.7 else dice.randrange(vocab)
+        if token not in taken:
+            tree.add(parent, token, tree.survival[parent] * dice.random(), name)
+            depths.append(depths[parent] + 1)
+    return tree
+
+
+def path_rule(
+    vocab: int, seed: int = 0, spread: float = 4.0, memory: int | None = None
+) -> Callable[[list[int]], Tensor]:
+    """Random logits that depend on every token of the path and its length, or on the last ``memory`` tokens alone."""
+    rows = torch.randn(509, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+    def rule(path: list[int]) -> Tensor:
+        key = seed if memory else len(path) + 1
+        for token in path[-memory:] if memory else path:
+            key = (key * 1_000_003 + token + 1) % (2**31 - 1)
+        return rows[key % 509]
+
+    return rule
+
+
+class PairTarget:
+    """A toy with two cache groups, one with a window: rows are scored by what each of the two holds of their path."""
+
+    def __init__(self, rule: Callable[[list[int]], Tensor], vocab_size: int, max_positions: int, window: int) -> None:
+        self._local = ToyTarget(rule, vocab_size, max_positions, window)
+        self._whole = ToyTarget(rule, vocab_size, max_positions)
+        self.vocab_size = vocab_size
+        self.max_positions = max_positions
+        self.groups: tuple[CacheGroup, ...] = (*self._whole.groups, *self._local.groups)
+
+    def forward(self, batch: Batch, slabs: Seq[Slab], features: Seq[int] = ()) -> Scores:
+        whole = self._whole.forward(batch, slabs[:1], features)
+        local = self._local.forward(_second_table(batch), slabs[1:], features)
+        return Scores(whole.logits + local.logits.roll(1, dims=1), whole.hidden, whole.features)
+
+
+def _second_table(batch: Batch) -> Batch:
+    fields = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
+    return type(batch)(**{**fields, "tables": batch.tables[1:]})
+
+
+class Clock:
+    """A clock that stands still but for what is charged to it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Timed:
+    """A target whose passes take ``cost(rows)`` seconds of the clock, and do what ``inner`` does."""
+
+    inner: Target
+    clock: Clock
+    cost: Callable[[int], float]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.inner.max_positions
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        return self.inner.groups
+
+    def forward(self, batch: Batch, slabs: Seq[Slab], features: Seq[int] = ()) -> Scores:
+        self.clock.now += self.cost(batch.rows)
+        return self.inner.forward(batch, slabs, features)
+
+
 class ToyRun:
-    """An engine on a toy target, with requests in bytes."""
+    """An engine on a toy target, with requests in bytes or ids."""
 
     def __init__(
         self,
@@ -121,17 +277,23 @@ class ToyRun:
         max_model_len: int = 256,
         window: int | None = None,
         lag: int = 0,
+        pacer: Pacer | None = None,
+        clock: Clock | None = None,
+        target: Target | None = None,
     ) -> None:
-        self.target = ToyTarget(rule, vocab, max_model_len, window)
-        self.pool = PagePool(self.target.groups[0], pages)
+        self.target = target or ToyTarget(rule, vocab, max_model_len, window)
+        self.pools = [PagePool(group, pages) for group in self.target.groups]
+        self.pool = self.pools[0]
         self.max_model_len = max_model_len
         self.engine = Engine(
             self.target,
-            [self.pool],
+            self.pools,
             max_num_seqs=max_num_seqs,
             max_batch_tokens=max_batch_tokens,
             max_model_len=max_model_len,
             lag=lag,
+            pacer=pacer,
+            **({"clock": clock} if clock else {}),
         )
 
     def add(
@@ -142,26 +304,27 @@ class ToyRun:
         speculation: dict[str, Any] | None = None,
         origins: bool = False,
         piece_limit: int = 64,
+        choice: int = 0,
+        eos: tuple[int, ...] = (EOS,),
         **sampling: Any,
     ) -> Sequence:
         settings = Sampling(**{"temperature": 0.0, "seed": 0, "max_tokens": 32, **sampling})
         ids = TOKENIZER.encode(prompt) if isinstance(prompt, str) else list(prompt)
         length = self.max_model_len if settings.max_tokens is None else len(ids) + settings.max_tokens
-        eos = set() if settings.ignore_eos else set(TOKENIZER.eos_ids)
-        spec = {"num_speculative_tokens": 5, "adaptive": False, **(speculation or {})}
+        eos = tuple(token for token in eos if token < self.target.vocab_size)
         request = Request(
             prompt=tuple(ids),
             sampling=settings,
             seed=settings.seed or 0,
-            choice=0,
-            stop_ids=frozenset({*eos, *settings.stop_token_ids}),
+            choice=choice,
+            stop_ids=frozenset({*(() if settings.ignore_eos else eos), *settings.stop_token_ids}),
             limit=min(length, self.max_model_len),
-            speculation=Speculation.parse(spec),
+            speculation=Speculation.parse({"num_speculative_tokens": 5, "adaptive": False, **(speculation or {})}),
             piece_limit=piece_limit,
             origins=origins,
         )
         words = bad_word_ids(settings.bad_words, lambda text: TOKENIZER.encode(text, add_special_tokens=False))
-        rules = LogitRules(settings, ids, self.target.vocab_size, TOKENIZER.eos_ids, words)
+        rules = LogitRules(settings, ids, self.target.vocab_size, eos, words)
         text = Detokenizer(
             TOKENIZER,
             stop=settings.stops,
@@ -180,11 +343,47 @@ class ToyRun:
         raise AssertionError("the engine does not come to an end")
 
     def check(self) -> None:
+        """What must hold between any two steps."""
         running = self.engine.scheduler.running
-        self.pool.check([table for sequence in running for table in sequence.tables])
+        for place, pool in enumerate(self.pools):
+            pool.check([sequence.tables[place] for sequence in running])
         for sequence in running:
             assert sequence.filled in (sequence.planned, len(sequence.tokens) - 1)
+            assert sequence.delivered <= len(sequence.tokens) <= sequence.reach
+            assert sequence.reach <= max(sequence.request.limit, sequence.prompt_length + 1)
+
+    def check_empty(self) -> None:
+        """Nothing of what came and went is left."""
+        while not self.engine.idle:
+            self.engine.step()
+        assert [pool.free for pool in self.pools] == [pool.pages for pool in self.pools]
+        assert self.engine.scheduler._promised == [0] * len(self.pools)
+        assert not self.engine.pacer._states
 
 
-def tables_of(sequences: Seq[Sequence]) -> list[PageTable]:
-    return [table for sequence in sequences for table in sequence.tables]
+def alone(
+    rule: Callable[[list[int]], Tensor],
+    prompt: str | Seq[int],
+    *,
+    window: int | None = None,
+    vocab: int = VOCAB,
+    target: Target | None = None,
+    max_model_len: int = 256,
+    **sampling: Any,
+) -> Sequence:
+    """The request by itself and without speculation, its prompt in one piece where it fits."""
+    run = ToyRun(rule, window=window, vocab=vocab, target=target, max_model_len=max_model_len, max_batch_tokens=256)
+    sequence = run.add(prompt, piece_limit=256, **sampling)
+    run.finish(sequence)
+    run.check_empty()
+    return sequence
+
+
+def same(sequence: Sequence, reference: Sequence) -> None:
+    """The two answers are equal in all that a user sees."""
+    assert sequence.output == reference.output
+    assert sequence.text.text == reference.text.text
+    assert sequence.finish_reason == reference.finish_reason
+    assert sequence.text.token_offsets == reference.text.token_offsets
+    assert sequence.logprobs == reference.logprobs
+    assert sequence.prompt_logprobs == reference.prompt_logprobs

@@ -49,13 +49,10 @@ class _Decode:
 class _Pass:
     """What a forward pass did, until the host takes it over."""
 
-    decodes: list[tuple[_Decode, Verdict]]
-    firsts: list[tuple[Piece, Verdict]]
+    sequences: list[Sequence]
+    decodes: list[tuple[_Decode, Verdict]] = field(default_factory=list)
+    firsts: list[tuple[Piece, Verdict]] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
-
-    @property
-    def share(self) -> float:
-        return 1 / max(1, len(self.decodes) + len(self.firsts))
 
 
 class Engine:
@@ -86,7 +83,7 @@ class Engine:
     ) -> None:
         self.target = target
         self.pools = tuple(pools)
-        self.scheduler = Scheduler(pools, max_num_seqs, max_batch_tokens, max_model_len)
+        self.scheduler = Scheduler(pools, max_num_seqs, max_batch_tokens, max_model_len, lag)
         self.pacer = pacer or Pacer()
         self.verifier = Verifier()
         self.clock = clock
@@ -120,7 +117,11 @@ class Engine:
         self.scheduler.add(sequence)
         self.pacer.start(sequence.id)
         if drafter is not None:
-            drafter.start(self._view(sequence), 0)
+            try:
+                drafter.start(self._view(sequence), 0)
+            except Exception:
+                log.exception("the drafter %s failed to start; the request goes on without it", drafter.name)
+                self._part(sequence)
         return sequence
 
     def cancel(self, sequence: Sequence, reason: str = "abort") -> None:
@@ -133,7 +134,19 @@ class Engine:
         return not (self.scheduler.running or self.scheduler.waiting or self._passes)
 
     def step(self) -> list[Sequence]:
-        """Plan, propose, verify, commit; returns the sequences that the host has news of."""
+        """Plan, propose, verify, commit; returns the sequences that the host has news of.
+
+        Raises whatever the target, or a request's rules, raise: a step that breaks off leaves what it worked on half
+        committed, so every running sequence has then ended with "abort".
+        """
+        try:
+            return self._step()
+        except BaseException:
+            for sequence in list(self.scheduler.running):
+                self.cancel(sequence)
+            raise
+
+    def _step(self) -> list[Sequence]:
         started = self.clock()
         plan = self.scheduler.plan()
         if plan:
@@ -190,21 +203,21 @@ class Engine:
         started = self.clock()
         try:
             trees = drafter.propose([self._view(s) for s, _ in group], [budget for _, budget in group])
+            if len(trees) != len(group):
+                raise DrafterError(f"{len(trees)} token trees were proposed for {len(group)} sequences.")
         except Exception:
             log.exception("the drafter %s failed; this step goes on without it", drafter.name)
-            for sequence, _ in group:
-                drafter.rewind(sequence.id, 0)
+            self._restart(drafter, [sequence for sequence, _ in group])
             return {}
         usable: dict[int, TokenTree] = {}
-        for (sequence, budget), tree in zip(group, trees, strict=False):
+        for (sequence, budget), tree in zip(group, trees, strict=True):
             try:
-                tree = self.pacer.select(tree, budget)
                 tree.check(self.target.vocab_size)
                 if tree.tokens[0] != sequence.tokens[-1]:
                     raise DrafterError("the root of a token tree is the last committed token.")
-                usable[sequence.id] = tree
-            except DrafterError as error:
-                log.warning("a proposal of the drafter %s is left out: %s", drafter.name, error)
+                usable[sequence.id] = self.pacer.select(tree, budget)
+            except Exception as error:
+                log.warning("a token tree of the drafter %s is left out: %s", drafter.name, error)
         self.pacer.learn_draft(drafter.name, sum(len(t) - 1 for t in usable.values()), self.clock() - started)
         return usable
 
@@ -228,7 +241,7 @@ class Engine:
 
     def _accept(self, decodes: Seq[_Decode], pieces: Seq[Piece], scores: Scores) -> _Pass:
         """Judge every tree and commit what is accepted; a piece of a prompt is accepted by force."""
-        done = _Pass([], [])
+        done = _Pass([*(decode.sequence for decode in decodes), *(piece.sequence for piece in pieces)])
         row = 0
         for decode in decodes:
             sequence, nodes = decode.sequence, len(decode.tree)
@@ -257,7 +270,13 @@ class Engine:
 
     def _observe(self, done: _Pass, pieces: Seq[Piece], scores: Scores) -> None:
         """Tell every drafter what was committed."""
-        heard: dict[int, tuple[Drafter, list[Outcome]]] = {}
+        heard: dict[int, tuple[Drafter, list[Sequence], list[Outcome]]] = {}
+
+        def tell(sequence: Sequence, drafter: Drafter, outcome: Outcome) -> None:
+            _, sequences, outcomes = heard.setdefault(id(drafter), (drafter, [], []))
+            sequences.append(sequence)
+            outcomes.append(outcome)
+
         row = 0
         for decode, verdict in done.decodes:
             sequence = decode.sequence
@@ -272,7 +291,7 @@ class Engine:
                     features={layer: scores.features[layer][rows] for layer in _features(sequence)},
                     scored=_scored(sequence, decode.tree, scores, row),
                 )
-                heard.setdefault(id(sequence.drafter), (sequence.drafter, []))[1].append(outcome)
+                tell(sequence, sequence.drafter, outcome)
             row += len(decode.tree)
         for piece in pieces:
             sequence = piece.sequence
@@ -286,15 +305,41 @@ class Engine:
                     token=sequence.tokens[end] if end < len(sequence.tokens) else None,
                     features={layer: scores.features[layer][row : row + piece.rows] for layer in _features(sequence)},
                 )
-                heard.setdefault(id(sequence.drafter), (sequence.drafter, []))[1].append(outcome)
+                tell(sequence, sequence.drafter, outcome)
             row += piece.rows
-        for drafter, outcomes in heard.values():
+        for drafter, sequences, outcomes in heard.values():
             try:
                 drafter.observe(outcomes)
             except Exception:
                 log.exception("the drafter %s failed to observe; it starts again from nothing", drafter.name)
-                for outcome in outcomes:
-                    drafter.rewind(outcome.id, 0)
+                self._restart(drafter, sequences)
+
+    def _restart(self, drafter: Drafter, sequences: Seq[Sequence]) -> None:
+        """Rewind a drafter after an exception. One that fails again is left out for the rest of the request, and so
+        is one that lives on features: those of the tokens so far are gone."""
+        for sequence in sequences:
+            try:
+                drafter.rewind(sequence.id, 0)
+            except Exception:
+                log.exception("the drafter %s failed to rewind; the request goes on without it", drafter.name)
+                self._part(sequence)
+            else:
+                if drafter.needs.features:
+                    self._part(sequence)
+
+    def _part(self, sequence: Sequence) -> None:
+        """Decode a sequence without its drafter from here on."""
+        self._release(sequence)
+        sequence.drafter = None
+        sequence.record.disabled_reason = "the drafter failed"
+
+    def _release(self, sequence: Sequence) -> None:
+        drafter = sequence.drafter
+        if drafter is not None:
+            try:
+                drafter.release(sequence.id)
+            except Exception:
+                log.exception("the drafter %s failed to release a sequence", drafter.name)
 
     def _pace(self, done: _Pass, plan: Plan, draft: float, verify: float, sample: float) -> None:
         done.seconds = Seconds(draft, verify, sample)
@@ -306,29 +351,29 @@ class Engine:
     def _deliver(self, done: _Pass) -> list[Sequence]:
         """Take over what a pass committed: text, stop rules, records, all cut at one and the same token."""
         news = []
-        share = done.share
+        for sequence in done.sequences:
+            if sequence.finish_reason is None:
+                sequence.record.seconds.add(done.seconds, 1 / len(done.sequences))
         for decode, verdict in done.decodes:
             sequence = decode.sequence
             sequence.in_flight -= decode.budget + 1
             if sequence.finish_reason is None:
-                emitted = self._emit(sequence, decode.tree, verdict)
+                emitted = self._emit(sequence, decode.tree, verdict, sequence.record.steps + 1)
                 accepted = min(len(verdict.path) - 1, emitted)
                 missed = verdict.missed and emitted > accepted
                 sequence.record.judge(len(decode.tree) - 1, accepted, missed)
-                sequence.record.seconds.add(done.seconds, share)
                 news.append(sequence)
         for piece, verdict in done.firsts:
             sequence = piece.sequence
             sequence.in_flight -= 1
             if sequence.finish_reason is None:
-                self._emit(sequence, TokenTree.root(sequence.request.prompt[-1]), verdict)
+                self._emit(sequence, TokenTree.root(sequence.request.prompt[-1]), verdict, 0)
                 if sequence.delivered >= sequence.request.limit and sequence.finish_reason is None:
                     self._finish(sequence, "length")
-                sequence.record.seconds.add(done.seconds, share)
                 news.append(sequence)
         return news
 
-    def _emit(self, sequence: Sequence, tree: TokenTree, verdict: Verdict) -> int:
+    def _emit(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, step: int) -> int:
         """Emit a verdict's tokens one by one until one of them ends the answer; returns how many were emitted."""
         origins = sequence.record.origins
         for place, token in enumerate(verdict.tokens):
@@ -339,7 +384,7 @@ class Engine:
                 drafted = place + 1 < len(verdict.path)
                 origin = tree.origin[verdict.path[place + 1]] if drafted else "target"
                 probability = verdict.probabilities[place] if verdict.probabilities else None
-                origins.append(Origin(origin, sequence.record.steps, place + 1 if drafted else 0, probability))
+                origins.append(Origin(origin, step, place + 1 if drafted else 0, probability))
             if reason is not None:
                 self._finish(sequence, reason)
                 return place + 1
@@ -351,8 +396,7 @@ class Engine:
         del sequence.tokens[sequence.delivered :]
         self.scheduler.remove(sequence)
         self.pacer.release(sequence.id)
-        if sequence.drafter is not None:
-            sequence.drafter.release(sequence.id)
+        self._release(sequence)
 
     def _view(self, sequence: Sequence) -> View:
         return View(sequence.id, sequence.tokens, sequence.choose)

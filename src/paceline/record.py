@@ -30,7 +30,11 @@ class Seconds:
 
 @dataclass(slots=True)
 class Origin:
-    """Where one emitted token came from: a drafter's name or "target", the step, and the depth in its tree."""
+    """Where one emitted token came from: a drafter's name or "target", the step, and the depth in its tree.
+
+    Steps count from 1; the token that the prompt's pass gives has step 0, which is none. The depth of a token that
+    the target added is 0.
+    """
 
     origin: str
     step: int

@@ -55,10 +55,18 @@ class Scheduler:
     delivered, and the most that passes still under way may add.
     """
 
-    def __init__(self, pools: Seq[PagePool], max_num_seqs: int, max_batch_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        pools: Seq[PagePool],
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        max_model_len: int,
+        lag: int = 0,
+    ) -> None:
         self.pools = tuple(pools)
         self.capacity = max_model_len + MAX_NODES
-        self.pass_rows = max(max_batch_tokens, MAX_NODES)
+        # A window drops pages by what the host knows, so it also holds the trees of the passes still under way.
+        self.pass_rows = max(max_batch_tokens, MAX_NODES * (lag + 1))
         self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
         self.waiting: deque[Sequence] = deque()

@@ -100,17 +100,19 @@ class TokenTree:
         )
 
     def check(self, vocab_size: int) -> None:
-        """Raise unless the tree is one that can be verified.
+        """Raise unless the tree, cut to :data:`MAX_NODES` nodes, is one that can be verified.
 
         Raises:
-            DrafterError: lists of unequal length, an orphan or a cycle, an id out of range, a sibling proposed
-                twice, a survival that rises on the way down, too many nodes.
+            DrafterError: no node, lists of unequal length, an orphan or a cycle, an id out of range, a sibling
+                proposed twice, a survival that rises on the way down.
         """
         n = len(self.tokens)
         if not n == len(self.parents) == len(self.survival) == len(self.origin):
             raise DrafterError("tokens, parents, survival and origin of a token tree differ in length.")
-        if not 1 <= n <= MAX_NODES:
-            raise DrafterError(f"a token tree has 1 to {MAX_NODES} nodes, not {n}.")
+        if not n:
+            raise DrafterError("a token tree has at least its root.")
+        if not all(isinstance(number, int) for number in (*self.tokens, *self.parents)):
+            raise DrafterError("tokens and parents of a token tree are integers.")
         if self.parents[0] != -1:
             raise DrafterError("node 0 of a token tree is its root and has no parent.")
         seen: set[tuple[int, int]] = set()
