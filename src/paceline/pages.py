@@ -167,17 +167,17 @@ class PageTable:
         Raises:
             ResourceError: the partial page needs a new one and none is free.
         """
+        whole = rows // PAGE
+        own = self.pool.take() if rows % PAGE else None  # before anything is shared: what fails holds nothing
         twin = PageTable(self.pool, self.tensor.shape[0] * PAGE)
-        twin._dropped = twin._end = self._dropped
-        for place in range(self._dropped, pages_for(rows)):
-            page = int(self.tensor[place])
-            if (place + 1) * PAGE <= rows:
-                self.pool.share(page)
-                twin.tensor[place] = page
-            else:
-                twin.tensor[place] = self.pool.take()
-                self.pool.slab.copy_page(page, int(twin.tensor[place]))
-            twin._end = place + 1
+        twin._dropped = self._dropped
+        for page in self.tensor[self._dropped : whole].tolist():
+            self.pool.share(page)
+        twin.tensor[:whole] = self.tensor[:whole]
+        if own is not None:
+            self.pool.slab.copy_page(int(self.tensor[whole]), own)
+            twin.tensor[whole] = own
+        twin._end = pages_for(rows)
         return twin
 
     def commit(self, base: int, path: Sequence[int]) -> None:
