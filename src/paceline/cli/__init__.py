@@ -1,0 +1,113 @@
+"""The command line: verbs that load only when they are called, and errors as exit codes.
+
+Exit codes: 0 done; 1 it failed; 2 it was called wrongly; 130 it was interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.errors import OptionError, PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERBS = {
+    "generate": "Continue a prompt, with speculation or without.",
+    "chat": "Talk with a model.",
+    "pull": "Fetch a model and convert it, once.",
+    "inspect": "Show what a model is, and whether another can draft for it.",
+    "env": "Show the versions, the processor, and the kernels in use.",
+}
+_UsageError = typer.BadParameter.mro()[1]  # typer has it, but exports no name for it
+
+
+class Verbs(TyperGroup):
+    """Knows every verb by its line of help, and imports one only to run it: models need seconds to import."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, None if command is None else load(str(name)), rest
+
+
+def load(verb: str) -> Any:
+    """The verb's command, from the module of its name."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(verb, help=VERBS[verb])(getattr(import_module(f"paceline.cli.{verb}"), verb))
+    return typer.main.get_command(alone)
+
+
+def command() -> Any:
+    """The whole command line."""
+    app = typer.Typer(cls=Verbs, add_completion=False)
+    for verb, line in VERBS.items():
+        app.command(verb, help=line)(lambda: None)
+    app.callback(help="Lossless speculative decoding: the same text, sooner.")(_options)
+    return typer.main.get_command(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    settings: dict[str, Any] = {}
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        code = command().main(args=given or ["--help"], prog_name="paceline", standalone_mode=False, obj=settings)
+    except Exception as error:
+        if settings.get("debug"):
+            traceback.print_exc()
+            return _code(error)
+        return _report(error)
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"paceline {version('paceline')}")
+        raise typer.Exit
+
+
+def _options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback when something fails.")] = False,
+) -> None:
+    context.obj["debug"] = debug
+
+
+def _report(error: Exception) -> int:
+    """One sentence on standard error."""
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is left to flush
+    elif isinstance(error, _UsageError):
+        print(f"paceline: {getattr(error, 'format_message')()}", file=sys.stderr)  # noqa: B009
+    elif isinstance(error, PacelineError):
+        print(f"paceline: {error}", file=sys.stderr)
+    elif not isinstance(error, typer.Abort):
+        print(
+            f"paceline: {type(error).__name__}: {error} (this should not happen: --debug shows where)",
+            file=sys.stderr,
+        )
+    return _code(error)
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, typer.Abort):
+        return 130
+    return 2 if isinstance(error, OptionError | _UsageError) else 1

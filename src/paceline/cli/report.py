@@ -1,0 +1,127 @@
+"""Figures of requests as lines of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.completion import Completion
+
+
+@dataclass(frozen=True)
+class Run:
+    """One request that was run.
+
+    Attributes:
+        completions: the answers, one unless n is larger.
+        tokens: those that came in ``seconds``: all but the first of a streamed answer.
+        seconds: from its first token to its last; for several answers from the call to the end.
+    """
+
+    completions: Sequence[Completion]
+    tokens: int
+    seconds: float
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per second; None where there were too few to tell."""
+        return self.tokens / self.seconds if self.tokens and self.seconds else None
+
+    def record(self) -> dict[str, Any]:
+        """The speculation records of all answers, added up."""
+        return add_up([completion.record.as_dict() for completion in self.completions])
+
+
+def add_up(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record for several requests; the mean is over all of them together."""
+    steps, drafted, accepted = (sum(r[key] for r in records) for key in ("steps", "drafted", "accepted"))
+    depth = max((len(r["accepted_by_position"]) for r in records), default=0)
+    positions = [
+        {
+            key: sum(r["accepted_by_position"][d][key] for r in records if d < len(r["accepted_by_position"]))
+            for key in ("accepted", "reached")
+        }
+        for d in range(depth)
+    ]
+    return {
+        "method": records[0]["method"] if records else None,
+        "steps": steps,
+        "drafted": drafted,
+        "accepted": accepted,
+        "accepted_by_position": positions,
+        "mean_accepted_length": 1 + accepted / steps if steps else None,
+        "seconds": {part: sum(r["seconds"][part] for r in records) for part in ("draft", "verify", "sample", "other")},
+        "disabled_reason": next((r["disabled_reason"] for r in records if r["disabled_reason"]), None),
+    }
+
+
+def summary(run: Run) -> str:
+    """One line: how many tokens, how fast, and what drafting brought."""
+    record = run.record()
+    tokens = sum(len(completion.token_ids) for completion in run.completions)
+    parts = [f"{tokens} tokens", _speed(run.speed)]
+    if record["drafted"]:
+        parts.append(
+            f"{record['method']}: {record['accepted']} of {record['drafted']} drafted tokens accepted, "
+            f"{record['mean_accepted_length']:.2f} tokens a step"
+        )
+    elif record["method"] != "none":
+        reason = record["disabled_reason"]
+        parts.append(f"{record['method']}: nothing drafted" + (f" ({reason})" if reason else ""))
+    return " · ".join(parts)
+
+
+def comparison(plain: Run, fast: Run, identical: bool) -> list[str]:
+    """The lines that --compare prints."""
+    record, ratio = fast.record(), speedup(plain, fast)
+    return [
+        _line("plain", _speed(plain.speed)),
+        _line(f"with {record['method']}", _speed(fast.speed)),
+        _line("speed-up", "unknown" if ratio is None else f"{ratio:.2f} x"),
+        *details(record),
+        _line("identical", "yes" if identical else "no"),
+    ]
+
+
+def details(record: Mapping[str, Any]) -> list[str]:
+    """What drafting brought, by position, and where the time went."""
+    mean, reason = record["mean_accepted_length"], record["disabled_reason"]
+    return [
+        _line("drafted", f"{record['drafted']} ({reason})" if reason else str(record["drafted"])),
+        _line("accepted", str(record["accepted"])),
+        _line("mean accepted length", "none" if mean is None else f"{mean:.2f}"),
+        _line("by position", _positions(record["accepted_by_position"])),
+        _line("where the time went", _shares(record["seconds"])),
+    ]
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name + ':':<22}{value}"
+
+
+def speedup(plain: Run, fast: Run) -> float | None:
+    """How many times sooner the same tokens came."""
+    if plain.speed is None or fast.speed is None:
+        return None
+    return fast.speed / plain.speed
+
+
+def _speed(speed: float | None) -> str:
+    return "speed unknown" if speed is None else f"{speed:.1f} tokens/s"
+
+
+def _positions(positions: Sequence[Mapping[str, int]]) -> str:
+    shown = [
+        f"{depth}: {at['accepted']}/{at['reached']}" for depth, at in enumerate(positions, start=1) if at["reached"]
+    ]
+    return ", ".join(shown) or "none reached"
+
+
+def _shares(seconds: Mapping[str, float]) -> str:
+    whole = sum(seconds.values())
+    if not whole:
+        return "nowhere"
+    return ", ".join(f"{part} {spent:.2f} s ({spent / whole:.0%})" for part, spent in seconds.items())
