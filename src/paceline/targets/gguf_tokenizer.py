@@ -184,13 +184,14 @@ def _scored(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[
         raise TokenizerError("the GGUF tokenizer has no score for each token (tokenizer.ggml.scores)")
     whole = {TokenType.NORMAL, TokenType.UNUSED}
     numbers = {text: n for n, text in enumerate(tokens) if types[n] in whole}
-    merges: list[tuple[float, int, int, str, str]] = []
+    # Equal scores: the earlier token first, as the tokens were found in this order in training.
+    merges: list[tuple[float, int, int, int, str, str]] = []
     for text, number in numbers.items():
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
             if left in numbers and right in numbers:
-                merges.append((-scores[number], numbers[left], numbers[right], left, right))
-    merges.sort(key=lambda merge: merge[:3])
+                merges.append((-scores[number], number, numbers[left], numbers[right], left, right))
+    merges.sort(key=lambda merge: merge[:4])
     unknown = _token_id(metadata, "unknown", tokens)
     unknown = 0 if unknown is None else unknown
     tokenizer = _model(
