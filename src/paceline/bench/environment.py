@@ -1,0 +1,103 @@
+"""What a measurement was taken with: the head of every report, and part of every line of a journal."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+import paceline
+from paceline.kernels import describe
+from paceline.targets.load import physical_cores
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+_PACKAGE = Path(paceline.__file__).parent
+_SHOWN_ONLY = ("cli", "prompts", "demo.py")  # what shows results or is named in the settings changes no figure
+
+
+def environment(llm: LLM | None = None) -> dict[str, Any]:
+    """Processor, system, versions, commit and kernels, and how the model was loaded, as JSON has it."""
+    kernels = describe()
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": physical_cores(),
+        "logical_cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernels": kernels["path"],
+        "compiler": " ".join(f"{kernels['compiler']} {kernels['version']}".split()),
+        "versions": versions(),
+        "commit": commit(),
+        "code": code(),
+    }
+    if llm is not None:
+        found |= {"model": llm.loaded.name, "dtype": llm.loaded.dtype, **_options(llm)}
+    return found
+
+
+def _options(llm: LLM) -> dict[str, Any]:
+    cache_dtype = str(llm.loaded.decoder.groups[0].dtype).removeprefix("torch.")
+    return {
+        "kv_dtype": cache_dtype,
+        "threads": llm.options.threads or physical_cores(),
+        "max_model_len": llm.max_model_len,
+        "max_num_seqs": llm.options.max_num_seqs,
+    }
+
+
+def machine() -> str:
+    """The processor's name and how many of its cores the process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()} x {physical_cores()}"
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "paceline": paceline.__version__}
+    for package in ("torch", "tokenizers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the checkout that the package runs from, ``+`` added where it was changed; None elsewhere."""
+    root = _PACKAGE.parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        name = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", str(_PACKAGE))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return name + ("+" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@cache
+def code() -> str:
+    """A digest of all sources that a figure depends on: a commit changes with every line of documentation too."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*")):
+        inside = path.relative_to(_PACKAGE)
+        if path.suffix in (".py", ".c", ".h") and inside.parts[0] not in _SHOWN_ONLY:
+            digest.update(f"{inside.as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
