@@ -63,7 +63,8 @@ def test_logprobs_are_those_of_plain_decoding(llm: LLM) -> None:
     assert drafted.record.accepted > 0
     assert drafted.logprobs == plain.logprobs
     assert drafted.prompt_logprobs == plain.prompt_logprobs
-    assert plain.prompt_logprobs is not None and len(plain.prompt_logprobs) == len(plain.prompt_token_ids)
+    assert plain.prompt_logprobs is not None
+    assert len(plain.prompt_logprobs) == len(plain.prompt_token_ids)
     assert plain.logprobs is not None
     for entry, token in zip(plain.logprobs, plain.token_ids, strict=True):
         assert entry.token == token == entry.top[0][0]
@@ -84,7 +85,8 @@ def test_a_stream_is_the_completion_in_parts(llm: LLM) -> None:
     chunks = list(llm.stream("Speculative decoding is", sampling))
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
-    assert chunks[-1].completion is not None and chunks[-1].completion.text == whole.text
+    assert chunks[-1].completion is not None
+    assert chunks[-1].completion.text == whole.text
 
 
 def test_leaving_a_stream_frees_all_of_it(llm: LLM) -> None:

@@ -40,7 +40,7 @@ def test_the_wheel_carries_what_it_needs(wheel: Path) -> None:
 def test_a_clean_environment_generates(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "clean", cwd=tmp_path)
     python = tmp_path / "clean" / "bin" / "python"
-    limits = ["-c", ROOT / "constraints.txt"]
+    limits: list[str | Path] = ["-c", ROOT / "constraints.txt"]
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *limits, wheel, cwd=tmp_path)
     theirs = json.loads(run(python.with_name("paceline"), *REQUEST, cwd=tmp_path))
     ours = json.loads(run(sys.executable, "-m", "paceline", *REQUEST, cwd=tmp_path))
