@@ -26,6 +26,8 @@ VERBS = {
     "pull": "Fetch a model and convert it, once.",
     "inspect": "Show what a model is, and whether another can draft for it.",
     "env": "Show the versions, the processor, and the kernels in use.",
+    "verify": "Compare every token with and without speculation.",
+    "bench": "Measure speed and quality.",
 }
 _UsageError = typer.BadParameter.mro()[1]  # typer has it, but exports no name for it
 
@@ -39,9 +41,12 @@ class Verbs(TyperGroup):
 
 
 def load(verb: str) -> Any:
-    """The verb's command, from the module of its name."""
+    """The verb's command, from the module of its name: a function, or a group of verbs of its own."""
+    found = getattr(import_module(f"paceline.cli.{verb}"), verb)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
     alone = typer.Typer(add_completion=False)
-    alone.command(verb, help=VERBS[verb])(getattr(import_module(f"paceline.cli.{verb}"), verb))
+    alone.command(verb, help=VERBS[verb])(found)
     return typer.main.get_command(alone)
 
 

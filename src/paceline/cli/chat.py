@@ -143,29 +143,33 @@ class Interrupt:
 
 
 def talk(conversation: Conversation) -> int:
-    """Read messages and commands until the input ends."""
+    """Read messages and commands until the input ends, or an interrupt comes that ends no answer."""
     prompt = _prompt()
-    while True:
-        try:
-            line = input(prompt).strip()
-        except EOFError:
-            if prompt:
-                print()
-            return 0
-        except KeyboardInterrupt:
+    try:
+        while True:
+            _answer(conversation, input(prompt).strip())
+    except EOFError:
+        if prompt:
             print()
-            return 130
-        if line == "/clear":
-            conversation.clear()
-        elif line == "/stats":
-            tell(*conversation.stats())
-        elif line.startswith("/"):
-            tell(f"{line.split()[0]} is no command. {HELP}")
-        elif line:
-            try:
-                conversation.say(line)
-            except ContextLengthError as error:
-                tell(f"{error} Or /clear the conversation.")
+        return 0
+    except KeyboardInterrupt:
+        print()
+        return 130
+
+
+def _answer(conversation: Conversation, line: str) -> None:
+    """Do what one line asks for."""
+    if line == "/clear":
+        conversation.clear()
+    elif line == "/stats":
+        tell(*conversation.stats())
+    elif line.startswith("/"):
+        tell(f"{line.split()[0]} is no command. {HELP}")
+    elif line:
+        try:
+            conversation.say(line)
+        except ContextLengthError as error:
+            tell(f"{error} Or /clear the conversation.")
 
 
 def _prompt() -> str:

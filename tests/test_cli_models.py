@@ -1,0 +1,151 @@
+"""The command line with real models: the default one, and tiny ones in folders."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
+from tokenizers import models as tokenizer_models
+
+import paceline.cli.model
+from paceline.cli import main
+from paceline.options import Speculation
+from tests.models import VOCABULARY, tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline import LLM
+
+REPEAT = "Repeat this sentence three times: The lazy dog sleeps in the sun all day long."
+
+
+@pytest.fixture
+def default(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The default model, already loaded, whatever options are given."""
+    monkeypatch.setattr(paceline.cli.model, "LLM", lambda model, **options: llm)
+    return llm
+
+
+def folder(path: Path, family: str, first: str = "a") -> Path:
+    """A tiny model with a tokenizer of single letters, the first of them chosen."""
+    path.mkdir()
+    tiny(family)[1](path)
+    letters = {first: 0} | {chr(0x4E00 + n): n for n in range(1, VOCABULARY)}
+    backend = Backend(tokenizer_models.WordLevel(letters, unk_token=first))
+    backend.decoder = decoders.Fuse()
+    backend.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own, for converted tiny models."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_compare_on_the_default_model(default: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    for temperature in ("0", "0.8"):
+        arguments = ["generate", "--chat", REPEAT, "--max-tokens", "16", "--temperature", temperature, "-q"]
+        assert main([*arguments, "--compare", "--json", "--origins"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["comparison"]["identical"] is True
+        assert shown["plain"]["token_ids"] == shown["token_ids"]
+        assert shown["plain"]["speculation"]["drafted"] == 0
+        assert shown["speculation"]["seed"] == shown["plain"]["speculation"]["seed"]
+        assert len(shown["speculation"]["origins"]) == len(shown["token_ids"])
+        assert default.tokenizer.decode(shown["token_ids"]) == shown["text"]
+
+
+def test_logprobs_of_the_default_model(default: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "One two", "--max-tokens", "3", "--logprobs", "2", "--json", "-q"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [entry["token_id"] for entry in shown["logprobs"]] == shown["token_ids"]
+    assert [len(entry["top"]) for entry in shown["logprobs"]] == [2, 2, 2]
+
+
+def test_switching_speculation_off_drafts_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plain(model: str, speculation: Any, **options: Any) -> LLM:
+        assert speculation is False
+        monkeypatch.setattr(llm, "speculation", Speculation.off())
+        return llm
+
+    monkeypatch.setattr(paceline.cli.model, "LLM", plain)
+    arguments = ["generate", "--chat", REPEAT, "--max-tokens", "24", "--temperature", "0", "--json", "-q"]
+    assert main([*arguments, "--no-speculation"]) == 0
+    record = json.loads(capsys.readouterr().out)["speculation"]
+    assert (record["method"], record["drafted"]) == ("none", 0)
+
+
+def test_inspect_the_default_model(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "smollm2-135m", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["family"], shown["layers"], shown["hidden"], shown["eos_ids"]) == ("llama", 30, 576, [2])
+    assert shown["vocabulary"] == {"rows": 49152, "tokens": 49152}
+    assert shown["chat_template"] is True
+
+
+def test_inspect_says_what_keeps_a_pair_apart(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = folder(tmp_path / "target", "qwen3")
+    same, other = folder(tmp_path / "same", "llama"), folder(tmp_path / "other", "llama", first="b")
+    assert main(["inspect", str(target), str(same)]) == 0
+    out = capsys.readouterr().out
+    assert "pass  same tokens: 97 ids" in out
+    assert "FAIL" not in out
+    assert main(["inspect", str(target), str(other)]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  same tokens: 1 of 97 ids differ, the first is 0: 'a' in the target, 'b' in the drafter" in out
+    assert "--method ngram" in out
+    assert main(["inspect", str(same), str(target), "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["name"] for check in checks if not check["passed"]] == ["smaller"]
+    assert main(["inspect", str(target), str(tmp_path / "missing")]) == 1
+    assert "FAIL  it loads" in capsys.readouterr().out
+
+
+def test_inspect_shows_windows(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(folder(tmp_path / "windows", "gemma2"))]) == 0
+    assert "2 layers see 8 tokens" in capsys.readouterr().out
+
+
+def test_pull_converts_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder(tmp_path / "model", "llama")
+    assert main(["pull", str(path), "--dtype", "fp32", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["source"] == str(path)
+    assert shown["dtype"] == "fp32"
+    assert shown["converted"].startswith(str(cache))
+    assert main(["pull", str(path), "--dtype", "fp32"]) == 0
+    assert shown["converted"] in capsys.readouterr().out
+
+
+def test_what_cannot_be_pulled_is_one_sentence(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = tmp_path / "foreign.gguf"
+    foreign.write_bytes(b"GGUF, or so it says")
+    for arguments in (["--from", str(foreign)], [str(foreign)], [str(tmp_path)], ["--dtype", "int3", str(tmp_path)]):
+        assert main(["pull", *arguments]) in (1, 2)
+        err = capsys.readouterr().err.splitlines()
+        assert err[-1].startswith("paceline: ")
+        assert "should not happen" not in err[-1]
+        assert len(err) == 2
+
+
+def test_a_tiny_model_generates_from_its_folder(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder(tmp_path / "model", "llama")
+    arguments = ["generate", "-m", str(path), "a", "--max-tokens", "6", "--json", "--dtype", "fp32"]
+    assert main([*arguments, "--cache-memory", "1M", "--draft-layers", "1", "--threads", "1"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["completion_tokens"] == 6
+    assert shown["speculation"]["method"] == "draft_model"
+    assert main([*arguments, "--chat"]) == 1
+    assert "no chat template" in capsys.readouterr().err
+    assert main([*arguments, "--max-model-len", "100000"]) == 2
+    assert "max_model_len is 100000" in capsys.readouterr().err
