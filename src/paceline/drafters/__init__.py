@@ -55,7 +55,8 @@ class Outcome:
         rows: the tokens of the committed rows, in order: a piece of a prompt, or the root and what was accepted
             below it.
         accepted: how many drafts were accepted; 0 for a piece of a prompt.
-        token: the token that the target added at the end, None after a piece that does not end the prompt.
+        token: the token that follows the last row: the one that the target added, after a piece that does not end
+            the prompt the prompt's next; None where nothing follows.
         features: for each declared layer float32 [len(rows), hidden].
         scored: for each scored row (rejected ones too) its tokens on the path below the root and its top-k ids, where
             top-k is declared.
