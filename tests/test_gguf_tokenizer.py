@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -59,6 +60,11 @@ ORIGINALS: dict[str, list[Any]] = {
 
 def original(pre: str) -> Tokenizer:
     """A trained byte-level tokenizer with the splitter of the models that `pre` names."""
+    return Tokenizer.from_str(trained(pre))
+
+
+@cache
+def trained(pre: str) -> str:
     tokenizer = Tokenizer(models.BPE(ignore_merges=pre in {"llama-bpe", "tekken"}))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(ORIGINALS[pre])
     if pre == "qwen2":
@@ -71,7 +77,7 @@ def original(pre: str) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts(), trainer)
-    return tokenizer
+    return tokenizer.to_str()
 
 
 def metadata(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
@@ -111,10 +117,10 @@ def test_ids_equal_the_original(pre: str) -> None:
 
 
 def test_splitters_are_told_apart() -> None:
-    trained = original("gpt-2")
+    words = original("gpt-2")
     cuts = set()
     for pre in ORIGINALS:
-        splitter = from_metadata(keys(metadata(trained, pre))).tokenizer.pre_tokenizer
+        splitter = from_metadata(keys(metadata(words, pre))).tokenizer.pre_tokenizer
         cuts.add(tuple(word for word, _ in splitter.pre_tokenize_str("camelCase's it's 2024!/\n\n  x/\n")))
     assert len(cuts) == len(ORIGINALS)
 
@@ -165,12 +171,12 @@ def by_score(text: str, tokens: list[str], scores: list[float]) -> list[str]:
 
 
 def scored_metadata(**changes: Any) -> dict[str, Any]:
-    trained = Tokenizer(models.BPE())
-    trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     plain = [text for text in texts() if "<" not in text]
-    trained.train_from_iterator(plain[::2], trainers.BpeTrainer(vocab_size=600, show_progress=False))
-    model = json.loads(trained.to_str())["model"]
+    learner.train_from_iterator(plain[::2], trainers.BpeTrainer(vocab_size=600, show_progress=False))
+    model = json.loads(learner.to_str())["model"]
     learned = ["".join(merge) for merge in model["merges"]]
     letters = [token for token in model["vocab"] if len(token) == 1]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *learned, *letters]

@@ -352,7 +352,8 @@ class _TorchStore:
 
 def _load_torch(path: Path) -> dict[str, Tensor]:
     try:
-        zipped = path.open("rb").read(2) == b"PK"
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"PK"  # the older format cannot be mapped
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # the unpickler raises whatever a broken or hostile file makes it
         reason = str(error).split("\n")[0][:200]
