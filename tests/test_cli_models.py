@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -12,13 +12,12 @@ from tokenizers import models as tokenizer_models
 
 import paceline.cli.model
 from paceline.cli import main
-from paceline.options import Speculation
+from paceline.llm import LLM
+from paceline.sampling import Sampling
 from tests.models import VOCABULARY, tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from paceline import LLM
 
 REPEAT = "Repeat this sentence three times: The lazy dog sleeps in the sun all day long."
 
@@ -49,16 +48,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_compare_on_the_default_model(default: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    for temperature in ("0", "0.8"):
-        arguments = ["generate", "--chat", REPEAT, "--max-tokens", "16", "--temperature", temperature, "-q"]
-        assert main([*arguments, "--compare", "--json", "--origins"]) == 0
-        shown = json.loads(capsys.readouterr().out)
-        assert shown["comparison"]["identical"] is True
-        assert shown["plain"]["token_ids"] == shown["token_ids"]
-        assert shown["plain"]["speculation"]["drafted"] == 0
-        assert shown["speculation"]["seed"] == shown["plain"]["speculation"]["seed"]
-        assert len(shown["speculation"]["origins"]) == len(shown["token_ids"])
-        assert default.tokenizer.decode(shown["token_ids"]) == shown["text"]
+    arguments = ["generate", "--chat", REPEAT, "--max-tokens", "16", "--temperature", "0.8", "-q"]
+    assert main([*arguments, "--compare", "--json", "--origins"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["comparison"]["identical"] is True
+    assert shown["plain"]["token_ids"] == shown["token_ids"]
+    assert shown["plain"]["speculation"]["drafted"] == 0
+    assert shown["speculation"]["seed"] == shown["plain"]["speculation"]["seed"]
+    assert len(shown["speculation"]["origins"]) == len(shown["token_ids"])
+    assert default.tokenizer.decode(shown["token_ids"]) == shown["text"]
 
 
 def test_logprobs_of_the_default_model(default: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,19 +66,10 @@ def test_logprobs_of_the_default_model(default: LLM, capsys: pytest.CaptureFixtu
     assert [len(entry["top"]) for entry in shown["logprobs"]] == [2, 2, 2]
 
 
-def test_switching_speculation_off_drafts_nothing(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def plain(model: str, speculation: Any, **options: Any) -> LLM:
-        assert speculation is False
-        monkeypatch.setattr(llm, "speculation", Speculation.off())
-        return llm
-
-    monkeypatch.setattr(paceline.cli.model, "LLM", plain)
-    arguments = ["generate", "--chat", REPEAT, "--max-tokens", "24", "--temperature", "0", "--json", "-q"]
-    assert main([*arguments, "--no-speculation"]) == 0
-    record = json.loads(capsys.readouterr().out)["speculation"]
-    assert (record["method"], record["drafted"]) == ("none", 0)
+def test_calls_draft_as_the_engine_was_set_up_to(cache: Path, tmp_path: Path) -> None:
+    plain = LLM(str(folder(tmp_path / "model", "llama")), speculation=False, cache_memory=1 << 20)
+    assert plain.generate([1, 2], Sampling(max_tokens=2)).record.method == "none"
+    assert plain.generate([1, 2], Sampling(max_tokens=2), speculation=True).record.method != "none"
 
 
 def test_inspect_the_default_model(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +134,9 @@ def test_a_tiny_model_generates_from_its_folder(
     shown = json.loads(capsys.readouterr().out)
     assert shown["completion_tokens"] == 6
     assert shown["speculation"]["method"] == "draft_model"
+    assert main([*arguments, "--no-speculation"]) == 0
+    record = json.loads(capsys.readouterr().out)["speculation"]
+    assert (record["method"], record["drafted"]) == ("none", 0)
     assert main([*arguments, "--chat"]) == 1
     assert "no chat template" in capsys.readouterr().err
     assert main([*arguments, "--max-model-len", "100000"]) == 2

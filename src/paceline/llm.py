@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _MAX_NUM_SEQS = 16
 _MAX_BATCH_TOKENS = 512
 _SCORED_PIECE = 64  # rows of a prompt in one pass where each of them is scored: a row of logits is large
+_AS_SET_UP: Mapping[str, Any] = {}  # what a call says that says nothing: it drafts as the engine was set up to
 _CACHE_SHARE = 4  # the cache takes at most this part of the free memory
 
 
@@ -196,7 +197,7 @@ class LLM:
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         sampling: Sampling | None = None,
         *,
-        speculation: SpeculationLike | Speculation = True,
+        speculation: SpeculationLike | Speculation = _AS_SET_UP,
         origins: bool = False,
     ) -> Any:
         """Complete one prompt or a list of them, each a text or a list of token ids.
@@ -219,7 +220,7 @@ class LLM:
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling: Sampling | None = None,
         *,
-        speculation: SpeculationLike | Speculation = True,
+        speculation: SpeculationLike | Speculation = _AS_SET_UP,
         origins: bool = False,
         **template: Any,
     ) -> Any:
@@ -242,7 +243,7 @@ class LLM:
         prompt: str | Sequence[int],
         sampling: Sampling | None = None,
         *,
-        speculation: SpeculationLike | Speculation = True,
+        speculation: SpeculationLike | Speculation = _AS_SET_UP,
         origins: bool = False,
     ) -> Iterator[Chunk]:
         """Complete one prompt step by step. Leaving the iterator stops the request and frees all that it holds.
@@ -274,7 +275,7 @@ class LLM:
         prompt: str | Sequence[int],
         sampling: Sampling | None = None,
         *,
-        speculation: SpeculationLike | Speculation = True,
+        speculation: SpeculationLike | Speculation = _AS_SET_UP,
         drafter: Drafter | None = None,
         origins: bool = False,
     ) -> list[Running]:
