@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from paceline.errors import KernelError
-from paceline.kernels.build import build
+from paceline.kernels.build import built_library
 
 if TYPE_CHECKING:
     from paceline.kernels.build import Built
@@ -54,7 +54,7 @@ class Library:
 def library() -> Library | None:
     """The C library; None, after one warning, where it cannot be built: then plain torch takes its place."""
     try:
-        return Library(build())
+        return Library(built_library())
     except KernelError as error:
         warnings.warn(
             f"The C kernels are missing, and plain torch, which is many times slower, runs in their place: {error}",

@@ -58,7 +58,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paceline" / "kernels"
 
 
-def build() -> Built:
+def built_library() -> Built:
     """The library for this source, this compiler and these flags; compiled if the cache lacks it.
 
     Raises:

@@ -122,9 +122,9 @@ def address(tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.data_ptr()
 
 
-def linear_struct(tensors: dict[str, Tensor], n: int, k: int, format: str) -> CLinear:
+def linear_struct(tensors: dict[str, Tensor], n: int, k: int, number_format: str) -> CLinear:
     pointers = (tensors[key].data_ptr() if key in tensors else None for key in ("data", "scale", "bias"))
-    return CLinear(*pointers, n, k, _FORMATS[format])
+    return CLinear(*pointers, n, k, _FORMATS[number_format])
 
 
 class NativeLinear:

@@ -43,8 +43,8 @@ def int8_sums(inputs: Tensor, weights: Tensor) -> Tensor:
 class ReferenceLinear:
     """A product [R, K] -> [R, N] with packed weights."""
 
-    def __init__(self, tensors: dict[str, Tensor], n: int, k: int, format: str) -> None:
-        self._int8 = format == "int8"
+    def __init__(self, tensors: dict[str, Tensor], n: int, k: int, number_format: str) -> None:
+        self._int8 = number_format == "int8"
         self._weight = unpack_linear(tensors, n, k, "int8" if self._int8 else "bf16")
         self._scale = tensors["scale"][:n] if self._int8 else None
         self._bias = tensors["bias"][:n] if "bias" in tensors else None

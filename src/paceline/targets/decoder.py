@@ -39,7 +39,7 @@ class Decoder:
     Args:
         spec: the model.
         tensors: its packed tensors, as ``targets/packed.py`` names them; they are copied into large pages.
-        format: of the products: int8, bf16 or fp32.
+        number_format: of the products: int8, bf16 or fp32.
         threads: threads of a pass; they do not change a bit.
         kv_dtype: float32 or bfloat16, the type of keys and values in the cache.
         max_model_len: the longest path in tokens; the model's own limit where left out.
@@ -55,7 +55,7 @@ class Decoder:
         self,
         spec: ModelSpec,
         tensors: Mapping[str, Tensor],
-        format: Format,
+        number_format: Format,
         threads: int = 1,
         kv_dtype: torch.dtype = torch.float32,
         max_model_len: int | None = None,
@@ -74,7 +74,7 @@ class Decoder:
         groups, places = _cache_groups(spec, kv_dtype, "")
         ropes = {rope: rope_tables(rope, positions) for rope in {layer.rope for layer in spec.layers} if rope}
         self._threads, self._path = threads, path
-        self._start(Plan(spec, huge_copy(tensors), format, emitted, positions, groups, places, ropes))
+        self._start(Plan(spec, huge_copy(tensors), number_format, emitted, positions, groups, places, ropes))
 
     def _start(self, plan: Plan) -> None:
         self.plan = plan

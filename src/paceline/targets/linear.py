@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from paceline.errors import KernelError
+from paceline.kernels import REFERENCE, library
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 Format = Literal["int8", "bf16", "fp32"]
@@ -48,7 +51,7 @@ def rotate(rows: Tensor) -> Tensor:
     return (rows.reshape(-1, BLOCK) @ hadamard()).reshape(rows.shape)
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, format: Format) -> dict[str, Tensor]:
+def pack_linear(weight: Tensor, bias: Tensor | None, number_format: Format) -> dict[str, Tensor]:
     """Bring a matrix [N, K] and its bias [N] into kernel layout, N padded with zeros to a multiple of 16.
 
     Returns:
@@ -62,7 +65,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, format: Format) -> dict[str
     n, k = weight.shape
     weight = torch.nn.functional.pad(weight.float(), (0, 0, 0, -n % LANES))
     packed: dict[str, Tensor] = {}
-    if format == "int8":
+    if number_format == "int8":
         if round_up(k, BLOCK) > MAX_INT8_INPUTS:
             raise KernelError(f"int8 products take at most {MAX_INT8_INPUTS} inputs, not {k}; use bf16.")
         rotated = rotate(weight)
@@ -71,38 +74,82 @@ def pack_linear(weight: Tensor, bias: Tensor | None, format: Format) -> dict[str
         packed["data"] = whole.to(torch.uint8).reshape(-1, LANES, rotated.shape[1] // 4, 4).transpose(1, 2).contiguous()
         packed["scale"] = scale
     else:
-        dtype = torch.bfloat16 if format == "bf16" else torch.float32
+        dtype = torch.bfloat16 if number_format == "bf16" else torch.float32
         packed["data"] = weight.reshape(-1, LANES, k).transpose(1, 2).to(dtype).contiguous()
     if bias is not None:
         packed["bias"] = torch.nn.functional.pad(bias.float(), (0, -n % LANES))
     return packed
 
 
-def unpack_linear(tensors: dict[str, Tensor], n: int, k: int, format: Format) -> Tensor:
+def unpack_linear(tensors: dict[str, Tensor], n: int, k: int, number_format: Format) -> Tensor:
     """The matrix in float32 [N, K]; under int8 the whole numbers, rotated, K as padded, without their scale."""
     data = tensors["data"]
-    if format == "int8":
+    if number_format == "int8":
         rows = data.transpose(1, 2).reshape(data.shape[0] * LANES, -1)
         return rows[:n].float() - 128
     return data.float().transpose(1, 2).reshape(-1, k)[:n].contiguous()
 
 
-def packed_bytes(n: int, k: int, format: Format) -> int:
+def packed_bytes(n: int, k: int, number_format: Format) -> int:
     """Bytes of a packed matrix, the scales counted, a bias not."""
     rows = round_up(n, LANES)
-    if format == "int8":
+    if number_format == "int8":
         return rows * (round_up(k, BLOCK) + 4)
-    return rows * k * (2 if format == "bf16" else 4)
+    return rows * k * (2 if number_format == "bf16" else 4)
 
 
-def pack_embedding(weight: Tensor, format: Format) -> dict[str, Tensor]:
+def pack_embedding(weight: Tensor, number_format: Format) -> dict[str, Tensor]:
     """Bring an embedding [V, H] into the form that rows are gathered from.
 
     Returns:
         ``data`` [V, H]: fp32, bf16, or int8 with ``scale`` float32 [V], the largest absolute value of a row / 127.
     """
-    if format == "int8":
+    if number_format == "int8":
         weight = weight.float()
         scale = weight.abs().amax(1) / 127
         return {"data": (weight / scale.clamp_min(1e-30)[:, None]).round().to(torch.int8), "scale": scale}
-    return {"data": weight.to(torch.bfloat16 if format == "bf16" else torch.float32).contiguous()}
+    return {"data": weight.to(torch.bfloat16 if number_format == "bf16" else torch.float32).contiguous()}
+
+
+class Linear:
+    """A product [R, K] -> [R, N] in float32 with packed weights, outside a forward pass.
+
+    Args:
+        n: outputs.
+        k: inputs.
+        number_format: of the weights.
+        tensors: what `pack_linear` made.
+        threads: threads that take part; they do not change a bit.
+        path: the instruction set; "" is the best that the processor has, "torch reference" the plain form.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        k: int,
+        number_format: Format,
+        tensors: dict[str, Tensor],
+        threads: int = 1,
+        path: str = "",
+    ) -> None:
+        from paceline.kernels.native import NativeLinear, linear_struct
+        from paceline.kernels.reference import ReferenceLinear
+
+        self.n, self.k = n, k
+        self._tensors = tensors  # the library reads them where they lie
+        found = None if path == REFERENCE else library()
+        self._run: Callable[[Tensor], Tensor]
+        if found is None:
+            self._run = ReferenceLinear(tensors, n, k, number_format)
+        else:
+            self._run = NativeLinear(found, path, threads, linear_struct(tensors, n, k, number_format))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Multiply float32 rows [R, K].
+
+        Raises:
+            KernelError: rows of another width, type or place.
+        """
+        if rows.dim() != 2 or rows.shape[1] != self.k:
+            raise KernelError(f"rows of {self.k} inputs are needed, not of shape {tuple(rows.shape)}.")
+        return self._run(rows)

@@ -62,7 +62,7 @@ static pl_span pl_span_of(const pl_batch *batch, size_t row, int window, int chu
     pl_span span = {lo - base, hi - base, hi - base, 0, context - base, 0};
     if (hi <= lo || hi <= context || (visible & (visible + 1)) == 0)
         return span;
-    int start = base > context ? base : context;
+    int start = lo > context ? lo : context;
     span.first = start - base;
     for (int skip = start - context; skip > 0; skip--)
         visible &= visible - 1;
