@@ -49,7 +49,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def llm(model_folder: Path) -> LLM:
+def tiny_llm(model_folder: Path) -> LLM:
     return LLM(str(model_folder), speculation=False, threads=2, max_num_seqs=8, cache_memory=1 << 24)
 
 

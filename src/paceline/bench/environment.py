@@ -17,7 +17,10 @@ from paceline.kernels import describe
 from paceline.targets.load import physical_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.llm import LLM
+    from paceline.prompts import Prompt
 
 _PACKAGE = Path(paceline.__file__).parent
 _SHOWN_ONLY = ("cli", "prompts", "demo.py")  # what shows results or is named in the settings changes no figure
@@ -101,3 +104,17 @@ def code() -> str:
         if path.suffix in (".py", ".c", ".h") and inside.parts[0] not in _SHOWN_ONLY:
             digest.update(f"{inside.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def settings(llm: LLM, prompts: Sequence[Prompt], **others: Any) -> dict[str, Any]:
+    """What the figures of a model on some prompts depend on; ``others`` are those of the measurement."""
+    spoken = repr([(prompt.id, prompt.category, prompt.turns) for prompt in prompts])
+    loaded = _options(llm)
+    return {
+        "model": llm.loaded.name,
+        "fingerprint": llm.loaded.fingerprint,
+        "dtype": llm.loaded.dtype,
+        **{key: loaded[key] for key in ("kv_dtype", "threads")},
+        "prompts": hashlib.sha256(spoken.encode()).hexdigest()[:16],
+        **others,
+    }

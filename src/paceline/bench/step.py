@@ -213,7 +213,8 @@ class StepBench:
             built, self._decoder.path, self._threads, linear_struct(plan.linear("layers.0.o"), 16, 64, plan.format)
         )
         nothing = [partial(empty, torch.randn(1, 64))] * len(calls)
-        return {"seconds": _back_to_back(calls, self._steps) - _back_to_back(nothing, self._steps)}
+        timed = [(_back_to_back(calls), _back_to_back(nothing)) for _ in range(WARM_UP + self._steps)][WARM_UP:]
+        return {"seconds": median(whole for whole, _ in timed) - median(bare for _, bare in timed)}
 
     def _prefill(self) -> dict[str, Any]:
         ids = self._text(_PREFILL)
@@ -271,12 +272,9 @@ def _middle(cells: Sequence[dict[str, Any]], part: str) -> float:
     return median(seconds)
 
 
-def _back_to_back(calls: Sequence[partial[Any]], repeats: int) -> float:
-    """Median seconds of making all calls once, after warm-up."""
-    seconds = []
-    for _ in range(WARM_UP + repeats):
-        started = time.perf_counter()
-        for call in calls:
-            call()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds[WARM_UP:])
+def _back_to_back(calls: Sequence[partial[Any]]) -> float:
+    """Seconds of making all calls, one after the other."""
+    started = time.perf_counter()
+    for call in calls:
+        call()
+    return time.perf_counter() - started

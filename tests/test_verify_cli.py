@@ -1,0 +1,199 @@
+"""Verifying: every combination is dealt as often, a broken verifier is found out, and a cut run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.bench.drafters import MixedDrafter, OracleDrafter, chance
+from paceline.bench.runner import Runner
+from paceline.bench.verify import COMBINATIONS, Verification, deal
+from paceline.cli import main
+from paceline.drafters import View
+from paceline.sampling import Sampling
+from paceline.verify import Verdict, Verifier
+from tests.bench_models import model_folder, prompts, tiny_llm
+from tests.toys import ScriptedDrafter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from paceline.llm import LLM
+    from paceline.request import Sequence as Running
+    from paceline.tree import TokenTree
+
+__all__ = ["model_folder", "tiny_llm"]
+
+ENVIRONMENT = {"code": "c", "machine": "m"}
+
+
+def quiet(line: str) -> None:
+    """Nothing is shown."""
+
+
+def verification(llm: LLM, count: int, path: Path | None = None, **options: Any) -> Verification:
+    runner = Runner(path, ENVIRONMENT, {}, quiet)
+    return Verification(llm, prompts(count), runner, **{"max_tokens": 10, "draft_layers": 2, **options})
+
+
+def test_every_combination_gets_its_share_of_the_prompts() -> None:
+    hands = deal(240, 4)
+    counts = Counter(way for hand in hands for way in hand)
+    assert set(counts) == set(COMBINATIONS)
+    assert set(counts.values()) == {48}
+    assert all(len(set(hand)) == 4 for hand in hands)
+    assert hands == deal(240, 4)
+    assert hands != deal(240, 4, seed=1)
+    assert deal(3, None) == [list(COMBINATIONS)] * 3
+    assert len(COMBINATIONS) == 20
+
+
+def test_not_one_token_differs(tiny_llm: LLM) -> None:
+    report = verification(tiny_llm, 4).report()
+    assert report["compared"] == 4 * 20
+    assert report["differing"] == 0
+    assert report["short"] == 0
+    rows = {(row["method"], row["batch"], row["temperature"]): row for row in report["combinations"]}
+    assert len(rows) == 20
+    for (method, _, _), row in rows.items():
+        assert row["tokens"] > 4
+        if method == "self":
+            assert row["accepted"] == row["judged"] > 0
+        if method == "oracle":
+            assert row["accepted"] > 0
+            assert row["rejected"] > 0
+    json.dumps(report)
+
+
+class ForgivingVerifier(Verifier):
+    """Takes a drafted token for right although the target says another."""
+
+    def accept(self, sequence: Running, tree: TokenTree, logits: Tensor) -> Verdict:
+        verdict = super().accept(sequence, tree, logits)
+        if verdict.missed and len(verdict.path) == 1:
+            return Verdict([0], [tree.tokens[1]], False, [], [])
+        return verdict
+
+
+def test_a_broken_verifier_is_found_out(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_llm.engine, "verifier", ForgivingVerifier())
+    report = verification(tiny_llm, 2).report()
+    wrong = {row["method"] for row in report["combinations"] if row["differing"]}
+    assert "oracle" in wrong
+    assert "plain" not in wrong
+    assert report["differing"] > 0
+    difference = report["differences"][0]
+    place = difference["place"]
+    assert difference["expected"]["ids"][:place] == difference["found"]["ids"][:place]
+    assert difference["expected"]["ids"][place:] != difference["found"]["ids"][place:]
+
+
+def test_a_cut_run_goes_on(tiny_llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    whole = verification(tiny_llm, 5, path, draws=4).report()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:7]) + lines[7][:30])
+    runner = Runner(path, ENVIRONMENT, {}, quiet)
+    report = Verification(tiny_llm, prompts(5), runner, max_tokens=10, draft_layers=2, draws=4).report()
+    assert report == whole
+    assert runner.taken == len(lines) - 7
+    assert Counter(path.read_text().splitlines(keepends=True)[:7]) == Counter(lines[:7])
+
+
+def test_where_too_few_drafts_are_judged_the_oracle_helps_and_the_report_says_so(tiny_llm: LLM) -> None:
+    report = verification(tiny_llm, 5, draws=4).report()
+    assert report["differing"] == 0
+    mixed = [row for row in report["combinations"] if row["mixed"]]
+    assert {row["method"] for row in mixed} == {"ngram", "draft_layers"}
+    assert all("alone" in row for row in mixed)
+    assert report["short"] == 16  # far fewer than 500 of each, but for the four plain ones
+    assert report["compared"] == 5 * 4 + 8  # two methods' four combinations ran again with the oracle
+
+
+def view(tokens: Sequence[int], number: int = 0) -> View:
+    return View(number, tokens, lambda logits, path: 0)
+
+
+def test_the_oracle_is_wrong_as_often_as_it_is_told() -> None:
+    prompt, answer = (7, 8, 9), list(range(100, 1100))
+    for share in (0.0, 0.5, 1.0):
+        oracle = OracleDrafter({prompt: answer}, 2000, wrong=share)
+        oracle.start(view(prompt), 0)
+        said = []
+        for done in range(0, 1000, 5):
+            (tree,) = oracle.propose([view([*prompt, *answer[:done]])], [5])
+            tree.check(2000)
+            said += tree.tokens[1:]
+        right = sum(a == b for a, b in zip(said, answer, strict=True)) / 1000
+        assert right == pytest.approx(1 - share, abs=0.05 if share == 0.5 else 0)
+    assert len(oracle.propose([view([*prompt, *answer])], [5])[0]) == 1
+
+
+def test_half_of_the_proposals_are_swapped() -> None:
+    prompt, answer = (1,), list(range(2, 402))
+    oracle = OracleDrafter({prompt: answer}, 1000, wrong=0.0)
+    drafter = MixedDrafter(ScriptedDrafter(lambda tokens, budget: [999]), oracle)
+    drafter.start(view(prompt), 0)
+    firsts = []
+    for done in range(400):
+        (tree,) = drafter.propose([view([*prompt, *answer[:done]])], [3])
+        firsts.append(tree.tokens[1])
+    assert set(firsts) == {999, *answer} & set(firsts)
+    assert 150 < firsts.count(999) < 250
+    assert drafter.name == "scripted"
+
+
+def test_chance_is_even() -> None:
+    values = [chance("x", place) for place in range(2000)]
+    assert sum(values) / 2000 == pytest.approx(0.5, abs=0.02)
+    assert all(0 <= value < 1 for value in values)
+
+
+def test_the_verb_prints_what_it_compared(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompts", "2", "--max-tokens", "6", "--threads", "2", "--quiet"]
+    assert main(["verify", str(model_folder), *options]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-2:] == ["compared: 40", "differing: 0"]
+    assert "draft_layers" in out
+
+
+def test_the_verb_fails_where_tokens_differ(
+    model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.engine.Verifier", ForgivingVerifier)
+    options = ["--prompts", "2", "--max-tokens", "6", "--threads", "2", "--json"]
+    assert main(["verify", str(model_folder), *options]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["differing"] > 0
+    assert report["environment"]["model"]
+
+
+def test_the_verb_fails_where_lots_prove_too_little(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompts", "5", "--full", "--max-tokens", "4", "--threads", "2"]
+    assert main(["verify", str(model_folder), *options]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == "differing: 0"
+    assert "16 combinations had too few accepted or rejected drafts" in captured.err
+
+
+def test_wrong_calls_are_refused(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(model_folder), "--max-num-seqs", "4"]) == 2
+    assert "8 requests at a time" in capsys.readouterr().err
+    assert main(["verify", str(model_folder), "--prompts", str(tmp_path / "none.jsonl")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_seeds_and_prompts_decide_the_answers(tiny_llm: LLM) -> None:
+    sampling = Sampling(temperature=0.8, seed=20_000, max_tokens=10)
+    (prompt,) = prompts(1)
+    expected = tiny_llm.chat([{"role": "user", "content": prompt.turns[0]}], sampling, speculation=False)
+    runner = Runner(None, ENVIRONMENT, {}, quiet)
+    Verification(tiny_llm, [prompt], runner, max_tokens=10, draft_layers=2).report()
+    answer = runner.cell({"plain": prompt.id, "temperature": 0.8}, dict)
+    assert answer["ids"] == expected.token_ids
