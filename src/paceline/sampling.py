@@ -114,8 +114,8 @@ class Sampling(Filter):
     def _check_tokens(self) -> None:
         if self.logit_bias is None or not isinstance(self.logit_bias, Mapping):
             raise OptionError(f"logit_bias maps token ids to numbers, unlike {self.logit_bias!r}.")
-        bias = {_token("logit_bias", i): number("logit_bias", v, -100.0, 100.0) for i, v in self.logit_bias.items()}
-        self._set("logit_bias", bias)
+        pairs = [(_token("logit_bias", i), v) for i, v in self.logit_bias.items()]
+        self._set("logit_bias", {i: number(f"logit_bias of token {i}", v, -100.0, 100.0) for i, v in pairs})
         self._set("bad_words", _texts("bad_words", self.bad_words))
         self._set("stop_token_ids", _tokens("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:

@@ -1,0 +1,154 @@
+"""Options: unknown names, values out of range, and the one spelling of speculation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from paceline.errors import OptionError, PacelineError
+from paceline.options import NEUTRAL, OTHER_METHODS, Speculation, integer, number, reject_unknown
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_right_one() -> None:
+    with pytest.raises(OptionError, match=r"'temprature' is not an option of Sampling; did you mean 'temperature'\?"):
+        reject_unknown("Sampling", ["top_p", "temprature"], ["temperature", "top_p"])
+    with pytest.raises(OptionError, match=r"'zzz' is not an option of Sampling\.$"):
+        reject_unknown("Sampling", ["zzz"], ["temperature", "top_p"])
+    reject_unknown("Sampling", ["top_p"], iter(["temperature", "top_p"]))
+
+
+def test_option_errors_are_value_errors_too() -> None:
+    assert issubclass(OptionError, ValueError)
+    assert issubclass(OptionError, PacelineError)
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, [1]])
+def test_a_whole_number_is_an_int(value: object) -> None:
+    with pytest.raises(OptionError, match="n is a whole number"):
+        integer("n", value, 0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1, 1.1])
+def test_numbers_outside_their_range_are_refused(value: float) -> None:
+    with pytest.raises(OptionError, match=r"p is .*; it must be 0 to 1"):
+        number("p", value, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("value", [True, "0.5", None])
+def test_a_number_is_an_int_or_a_float(value: object) -> None:
+    with pytest.raises(OptionError, match="p is a number"):
+        number("p", value, 0.0)
+
+
+def test_left_out_it_is_auto() -> None:
+    speculation = Speculation.parse({})
+    assert speculation == Speculation() == Speculation.parse(True) == Speculation.parse("auto")
+    assert (speculation.enabled, speculation.method, speculation.rule) == (True, "auto", "coupled")
+    assert (speculation.adaptive, speculation.tree, speculation.num_speculative_tokens) == (True, "auto", 5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, False, "off", "none"),
+        *({"enabled": False}, {"method": "off"}, {"num_speculative_tokens": 0}, {"num_draft_tokens": 0}),
+    ],
+)
+def test_plain_decoding(value: Any) -> None:
+    assert not Speculation.parse(value).enabled
+    assert not Speculation.parse(value, Speculation(method="ngram")).enabled
+
+
+def test_text_is_a_method() -> None:
+    assert Speculation.parse("ngram") == Speculation(method="ngram")
+
+
+def test_a_call_overrides_what_it_names() -> None:
+    engine = Speculation(method="ngram", num_speculative_tokens=7, adaptive=False)
+    assert Speculation.parse({}, engine) == engine
+    assert Speculation.parse({"num_speculative_tokens": 3}, engine).method == "ngram"
+    assert Speculation.parse({"num_speculative_tokens": 3}, engine).num_speculative_tokens == 3
+    assert not Speculation.parse({"num_speculative_tokens": 3}, engine).adaptive
+    assert Speculation.parse({"draft_layers": 4}, engine).method == "draft_model"
+    drafting = Speculation(draft_layers=4)
+    assert Speculation.parse("ngram", drafting) == Speculation(method="ngram")
+    assert Speculation.parse({"model": "small"}, drafting) == Speculation(model="small")
+
+
+def test_a_call_switches_a_plain_engine_on_by_naming_anything() -> None:
+    off = Speculation.off()
+    assert Speculation.parse({"method": "ngram"}, off).enabled
+    assert Speculation.parse(True, off).enabled
+    assert not Speculation.parse({}, off).enabled
+
+
+def test_a_draft_model_is_meant_where_one_is_named() -> None:
+    assert Speculation.parse({"model": "small"}).method == "draft_model"
+    assert Speculation.parse({"draft_layers": 6}).method == "draft_model"
+
+
+def test_an_alias() -> None:
+    assert Speculation.parse({"num_draft_tokens": 3}).num_speculative_tokens == 3
+    assert Speculation.parse({"num_draft_tokens": 3, "num_speculative_tokens": 3}).num_speculative_tokens == 3
+    with pytest.raises(OptionError, match="the two differ"):
+        Speculation.parse({"num_draft_tokens": 3, "num_speculative_tokens": 4})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"num_spec_tokens": 3}, "'num_spec_tokens' is not an option of speculation; did you mean 'num_spec"),
+        ({"num_speculative_tokens": 100}, "is 100; a token tree has room for 63"),
+        ({"num_speculative_tokens": 64}, "64.*63"),
+        ({"num_speculative_tokens": -1}, "at least 0"),
+        ({"num_speculative_tokens": 2.5}, "whole number"),
+        ({"num_speculative_tokens": True}, "whole number"),
+        ({"method": "draft_model"}, "model=.*draft_layers="),
+        ({"model": "small", "draft_layers": 3}, "exclude each other"),
+        ({"model": "small", "method": "ngram"}, "without model"),
+        ({"draft_layers": 3, "method": "ngram"}, "without draft_layers"),
+        ({"draft_layers": 0}, "at least 1"),
+        ({"model": ""}, "names a draft model"),
+        ({"method": "ngrm"}, "'ngrm' is unknown; choose from auto, ngram, draft_model"),
+        ({"method": 3}, "unknown"),
+        ({"rule": "ratio"}, "rule 'ratio' is not part of this version; choose from coupled"),
+        ({"rule": "cupled"}, "unknown; choose from coupled"),
+        ({"tree": "tree.json"}, "trees from a file are not part of this version"),
+        ({"tree": 0}, "1 to 63"),
+        ({"tree": 64}, "1 to 63"),
+        ({"prompt_lookup_min": 0}, "at least 1"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "min is 4, above prompt_lookup_max, 3"),
+        ({"adaptive": "yes"}, "true or false"),
+        ({"enabled": 1}, "true or false"),
+        ({"quantization": "fp8"}, "quantization='fp8' is not supported"),
+        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 is not supported"),
+        ({"disable_by_batch_size": 8}, "disable_by_batch_size=8"),
+        ({"rejection_sample_method": "synthetic"}, "synthetic"),
+        (5, "speculation is a mapping"),
+        (["ngram"], "speculation is a mapping"),
+    ],
+)
+def test_refused(value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Speculation.parse(value)
+
+
+@pytest.mark.parametrize("method", [*OTHER_METHODS, "deepseek_mtp"])
+def test_methods_of_others_are_refused_by_name(method: str) -> None:
+    with pytest.raises(OptionError, match=f"'{method}' is not part of this version"):
+        Speculation.parse(method)
+
+
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_keys_of_others_are_taken_where_they_change_nothing(key: str) -> None:
+    for value in NEUTRAL[key]:
+        assert Speculation.parse({"method": "ngram", key: value}) == Speculation(method="ngram")
+    with pytest.raises(OptionError, match=f"{key}='something' is not supported"):
+        Speculation.parse({key: "something"})
+
+
+def test_the_bounds_of_a_lookup_follow_the_one_that_is_named() -> None:
+    assert Speculation.parse({"prompt_lookup_min": 8}).prompt_lookup_max == 8
+    assert Speculation.parse({"prompt_lookup_max": 1}).prompt_lookup_min == 1
