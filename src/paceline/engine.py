@@ -174,7 +174,7 @@ class Engine:
             for sequence, room in plan.decodes
         ]
         sequences = [sequence for sequence, _ in plan.decodes]
-        budgets = self._budgets(sequences, ceilings)
+        budgets = self._budgets(sequences, ceilings, not plan.pieces)
         trees = {sequence.id: TokenTree.root(sequence.tokens[-1]) for sequence in sequences}
         asked: dict[int, list[tuple[Sequence, int]]] = {}
         for sequence, budget in zip(sequences, budgets, strict=True):
@@ -187,26 +187,30 @@ class Engine:
             decode.sequence.in_flight += decode.budget + 1
         return decodes
 
-    def _budgets(self, sequences: Seq[Sequence], ceilings: Seq[int]) -> list[int]:
-        paced = [
-            (sequence.id, sequence.drafter.name, ceiling)
-            for sequence, ceiling in zip(sequences, ceilings, strict=True)
-            if sequence.drafter and sequence.request.speculation.adaptive
-        ]
-        chosen = {wish[0]: budget for wish, budget in zip(paced, self.pacer.budgets(paced), strict=True)}
+    def _budgets(self, sequences: Seq[Sequence], ceilings: Seq[int], measured: bool) -> list[int]:
+        paced: list[tuple[int, str, int]] = []
+        beside = 0
+        for sequence, ceiling in zip(sequences, ceilings, strict=True):
+            if sequence.drafter and sequence.request.speculation.adaptive:
+                paced.append((sequence.id, sequence.drafter.name, ceiling))
+            else:
+                beside += 1 + ceiling
+        budgets = self.pacer.budgets(paced, beside, measured)
+        chosen = {wish[0]: budget for wish, budget in zip(paced, budgets, strict=True)}
         return [chosen.get(s.id, ceiling) for s, ceiling in zip(sequences, ceilings, strict=True)]
 
     def _ask(self, group: Seq[tuple[Sequence, int]]) -> dict[int, TokenTree]:
         """One drafter's trees, cut to their budgets; what cannot be verified is left out with a line in the log."""
         drafter = group[0][0].drafter
         assert drafter is not None
-        started = self.clock()
+        started, asked = self.clock(), sum(budget for _, budget in group)
         try:
             trees = drafter.propose([self._view(s) for s, _ in group], [budget for _, budget in group])
             if len(trees) != len(group):
                 raise DrafterError(f"{len(trees)} token trees were proposed for {len(group)} sequences.")
         except Exception:
             log.exception("the drafter %s failed; this step goes on without it", drafter.name)
+            self.pacer.learn_draft(drafter.name, asked, 0, self.clock() - started)
             self._restart(drafter, [sequence for sequence, _ in group])
             return {}
         usable: dict[int, TokenTree] = {}
@@ -218,7 +222,8 @@ class Engine:
                 usable[sequence.id] = self.pacer.select(tree, budget)
             except Exception as error:
                 log.warning("a token tree of the drafter %s is left out: %s", drafter.name, error)
-        self.pacer.learn_draft(drafter.name, sum(len(t) - 1 for t in usable.values()), self.clock() - started)
+        given = sum(len(tree) - 1 for tree in usable.values())
+        self.pacer.learn_draft(drafter.name, asked, given, self.clock() - started)
         return usable
 
     def _forward(self, decodes: Seq[_Decode], pieces: Seq[Piece]) -> Scores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,64 +15,91 @@ _FORGET = 0.95  # a judgement counts half after 14 more of its kind
 _PRIOR_WEIGHT = 4.0
 _PRIOR = 0.6
 _ROW_GUESS = 0.03  # what one more row adds to a step until it has been measured, in parts of the one-row step
-_PROBE_EVERY = 24
-_PROBE_NODES = 2
+_PLAIN_SAMPLES = 2  # a first step is often a cold one
+_PLAIN_EVERY = 100  # steps after which the cost of a step without drafts is measured afresh
+_MORE_EVERY = 32  # steps after which one node more than seems best is tried
+_REST = 24  # steps without drafts after which a drafter at rest is tried with one node
+_LONGEST_REST = 96
+_TICK = 1e-9  # seconds; no step takes less, whatever a coarse clock says
+
+
+def _towards(known: float, sample: float) -> float:
+    """Move a mean of seconds: down at once by half, for nothing is faster by accident, up slowly and in bounds."""
+    return known + (0.5 if sample < known else 0.2) * (min(sample, 2 * known) - known)
 
 
 @dataclass
 class RowCost:
-    """Seconds of a step for each number of rows, as measured while running (exponential mean)."""
+    """Seconds of a step for each number of rows, as measured while running."""
 
     seconds: dict[int, float] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
     _rows: list[int] = field(default_factory=list)
 
     def learn(self, rows: int, seconds: float) -> None:
+        seconds = max(seconds, _TICK)
         known = self.seconds.get(rows)
-        if known is None:
-            self._rows.insert(bisect_left(self._rows, rows), rows)
-            self.seconds[rows] = seconds
+        if known is not None:
+            self.seconds[rows] = _towards(known, seconds)
         else:
-            # A step that was interrupted says little: one sample moves the mean by a fifth of at most twice itself.
-            self.seconds[rows] = known + 0.2 * (min(seconds, 2 * known) - known)
+            # Without a sample of its own a count is judged by its neighbours: a step that was interrupted says little.
+            self.seconds[rows] = min(seconds, 2 * self(rows)) if self._rows else seconds
+            insort(self._rows, rows)
+        self.samples[rows] = self.samples.get(rows, 0) + 1
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, rows: float) -> float:
         """Estimated seconds of a step of ``rows`` rows: between two measured counts on the line through them."""
         if not self._rows:
-            return 1.0 + _ROW_GUESS * (rows - 1)
+            return _guess(1, rows)
         place = bisect_left(self._rows, rows)
-        if place < len(self._rows) and self._rows[place] == rows:
-            return self.seconds[rows]
         if place == 0:
-            return self.seconds[self._rows[0]]
+            return self.seconds[self._rows[0]] / _guess(rows, self._rows[0])
         low = self._rows[place - 1]
         if place == len(self._rows):
-            return self.seconds[low] * (1 + _ROW_GUESS * (rows - low))
+            return self.seconds[low] * _guess(low, rows)
         high = self._rows[place]
         part = (rows - low) / (high - low)
         return self.seconds[low] + part * (self.seconds[high] - self.seconds[low])
+
+
+def _guess(low: float, high: float) -> float:
+    """How many times as long ``high`` rows take as ``low``, as long as nobody has measured it."""
+    return (1 + _ROW_GUESS * (high - 1)) / (1 + _ROW_GUESS * (low - 1))
+
+
+@dataclass
+class _Depth:
+    """How often a draft was right where all before it were, and what is left of the belief held beforehand."""
+
+    reached: float = 0.0
+    accepted: float = 0.0
+    prior: float = _PRIOR_WEIGHT
+
+    def learn(self, accepted: bool) -> None:
+        self.reached = self.reached * _FORGET + 1
+        self.accepted = self.accepted * _FORGET + accepted
+        self.prior *= _FORGET
 
 
 @dataclass
 class Survival:
     """For each depth, how often a draft was accepted when all before it were: the denominator is who got there."""
 
-    reached: list[float] = field(default_factory=list)
-    accepted: list[float] = field(default_factory=list)
+    depths: list[_Depth] = field(default_factory=list)
 
     def learn(self, accepted: int, missed: bool) -> None:
-        while len(self.reached) < accepted + missed:
-            self.reached.append(0.0)
-            self.accepted.append(0.0)
-        for depth in range(accepted + missed):
-            self.reached[depth] = self.reached[depth] * _FORGET + 1
-            self.accepted[depth] = self.accepted[depth] * _FORGET + (depth < accepted)
+        while len(self.depths) < accepted + missed:
+            self.depths.append(_Depth())
+        for place, depth in enumerate(self.depths[: accepted + missed]):
+            depth.learn(place < accepted)
 
     def alive(self, depths: int) -> list[float]:
         """The chance that the first d drafts are all accepted, for d from 1 to ``depths``."""
         rate, product, chances = _PRIOR, 1.0, []
-        for depth in range(depths):
-            if depth < len(self.reached):
-                rate = (self.accepted[depth] + _PRIOR_WEIGHT * rate) / (self.reached[depth] + _PRIOR_WEIGHT)
+        for place in range(depths):
+            if place < len(self.depths):
+                depth = self.depths[place]
+                rate = (depth.accepted + depth.prior * rate) / (depth.reached + depth.prior)
             product *= rate
             chances.append(product)
         return chances
@@ -80,8 +107,27 @@ class Survival:
 
 @dataclass
 class _State:
+    """``rested`` steps without a draft, of at most ``rest``; ``drafting`` steps with fewer than allowed."""
+
     survival: Survival = field(default_factory=Survival)
     rested: int = 0
+    rest: int = _REST
+    drafting: int = 0
+
+
+@dataclass
+class _Price:
+    """What a drafter takes for each node that it is asked for, in seconds, and the share that it gives."""
+
+    seconds: float = 0.0
+    given: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Node:
+    place: int
+    alive: float
+    price: _Price
 
 
 class Pacer:
@@ -89,13 +135,15 @@ class Pacer:
 
     One more node is worth its rows while it raises the expected tokens a second of the whole step:
     (sum of 1 + survival) / (cost of the rows + cost of drafting), algorithms of this kind being known as goodput
-    (Liu et al. 2024, arXiv 2406.14066).
+    (Liu et al. 2024, arXiv 2406.14066). What is not chosen is not measured, so each choice is tried now and then: a
+    step without drafts, one node more, and a drafter that has been put to rest.
     """
 
     def __init__(self) -> None:
         self.rows = RowCost()
-        self._draft_seconds: dict[str, float] = {}
+        self._prices: dict[str, _Price] = {}
         self._states: dict[int, _State] = {}
+        self._since_plain: dict[int, int] = {}
 
     def start(self, sequence: int) -> None:
         self._states[sequence] = _State()
@@ -103,43 +151,61 @@ class Pacer:
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
 
-    def budgets(self, wanted: Sequence[tuple[int, str, int]]) -> list[int]:
-        """How many nodes each of ``wanted`` (sequence, drafter, ceiling) may draft; ceilings of 0 stay 0."""
-        nodes: list[tuple[float, int, float]] = []
-        for place, (sequence, drafter, ceiling) in enumerate(wanted):
-            price = self._draft_seconds.get(drafter, 0.0)
-            nodes += [(alive, place, price) for alive in self._states[sequence].survival.alive(ceiling)]
-        nodes.sort(key=lambda node: -node[0])
-        best = self._best_prefix(len(wanted), nodes)
-        budgets = [0] * len(wanted)
-        for _, place, _ in nodes[:best]:
-            budgets[place] += 1
-        return [self._probe(w, budget) for w, budget in zip(wanted, budgets, strict=True)]
+    def budgets(self, wanted: Sequence[tuple[int, str, int]], beside: int = 0, measured: bool = True) -> list[int]:
+        """How many nodes each of ``wanted`` (sequence, drafter, ceiling) may draft; ceilings of 0 stay 0.
 
-    def _best_prefix(self, sequences: int, nodes: Sequence[tuple[float, int, float]]) -> int:
+        ``beside`` is how many rows the step takes whatever is chosen, besides one for each of ``wanted``;
+        ``measured`` whether its time will be learned.
+        """
+        plain = len(wanted) + beside
+        if measured and any(ceiling for _, _, ceiling in wanted) and self._plain_is_due(plain):
+            return [0] * len(wanted)
+        nodes = [
+            _Node(place, alive, self._prices.get(drafter, _Price()))
+            for place, (sequence, drafter, ceiling) in enumerate(wanted)
+            for alive in self._states[sequence].survival.alive(ceiling)
+        ]
+        nodes.sort(key=lambda node: -node.alive)
+        budgets = [0] * len(wanted)
+        for node in nodes[: self._best_prefix(plain, nodes)]:
+            budgets[node.place] += 1
+        return [self._explore(w, budget) for w, budget in zip(wanted, budgets, strict=True)]
+
+    def _plain_is_due(self, rows: int) -> bool:
+        """Whether a step of ``rows`` rows without drafts is worth its while for what it tells."""
+        if self.rows.samples.get(rows, 0) < _PLAIN_SAMPLES:
+            return True
+        self._since_plain[rows] = self._since_plain.get(rows, 0) + 1
+        return self._since_plain[rows] > _PLAIN_EVERY
+
+    def _best_prefix(self, plain: int, nodes: Sequence[_Node]) -> int:
         """How many of the nodes, likeliest first, bring the most expected tokens a second."""
-        tokens, drafting = float(sequences), 0.0
-        best, best_rate = 0, tokens / self.rows(max(sequences, 1))
-        for count, (alive, _, price) in enumerate(nodes, 1):
-            tokens += alive
-            drafting += price
-            rate = tokens / (self.rows(sequences + count) + drafting)
+        tokens, rows, drafting = float(plain), float(plain), 0.0
+        best, best_rate = 0, tokens / self.rows(max(plain, 1))
+        for count, node in enumerate(nodes, 1):
+            tokens += node.alive * node.price.given
+            rows += node.price.given
+            drafting += node.price.seconds
+            rate = tokens / (self.rows(rows) + drafting)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def _probe(self, wanted: tuple[int, str, int], budget: int) -> int:
-        """A drafter at rest is tried again, rarely: without drafts nothing is learned."""
+    def _explore(self, wanted: tuple[int, str, int], budget: int) -> int:
+        """What is chosen, or now and then the next larger choice."""
         sequence, _, ceiling = wanted
         state = self._states[sequence]
-        if budget or not ceiling:
-            state.rested = 0
+        if budget == ceiling:
             return budget
+        if budget:
+            state.rested, state.rest = 0, _REST
+            state.drafting = (state.drafting + 1) % _MORE_EVERY
+            return budget + (state.drafting == 0)
         state.rested += 1
-        if state.rested < _PROBE_EVERY:
+        if state.rested < state.rest:
             return 0
         state.rested = 0
-        return min(ceiling, _PROBE_NODES)
+        return 1
 
     def select(self, tree: TokenTree, budget: int) -> TokenTree:
         """The part of a proposed tree that is verified: its likeliest nodes, within the budget."""
@@ -148,13 +214,22 @@ class Pacer:
     def learn_step(self, rows: int, seconds: float) -> None:
         """A step of decoding rows alone took so long, drafting not counted."""
         self.rows.learn(rows, seconds)
+        self._since_plain[rows] = 0
 
-    def learn_draft(self, drafter: str, nodes: int, seconds: float) -> None:
-        if nodes:
-            each = seconds / nodes
-            known = self._draft_seconds.get(drafter, each)
-            self._draft_seconds[drafter] = known + 0.2 * (min(each, 2 * known) - known)
+    def learn_draft(self, drafter: str, asked: int, given: int, seconds: float) -> None:
+        """A drafter was asked for so many nodes, gave some of them, and took so long."""
+        price = self._prices.get(drafter)
+        if price is None:
+            self._prices[drafter] = _Price(seconds / asked, given / asked)
+        else:
+            price.seconds = _towards(price.seconds, seconds / asked)
+            price.given += 0.2 * (given / asked - price.given)
 
     def learn_outcome(self, sequence: int, accepted: int, missed: bool) -> None:
-        if accepted or missed:
-            self._states[sequence].survival.learn(accepted, missed)
+        """So many drafts in a row were accepted, then one ``missed`` or no more were offered."""
+        if not (accepted or missed):
+            return
+        state = self._states[sequence]
+        state.survival.learn(accepted, missed)
+        # One that was right when tried is tried again at once; one that was wrong rests longer each time.
+        state.rest = 1 if accepted else min(max(2 * state.rest, _REST), _LONGEST_REST)

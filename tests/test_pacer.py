@@ -1,0 +1,329 @@
+"""The pacer with costs and chances that are given to it: it finds what pays, and gives up what does not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.pacer import Pacer, RowCost, Survival
+from paceline.targets.toy import ToyTarget
+from tests.toys import VOCAB, Clock, ScriptedDrafter, Timed, ToyRun, alone, oracle, path_rule, same, trials, wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from paceline.tree import TokenTree
+
+COSTS: dict[str, Callable[[int], float]] = {
+    "flat": lambda rows: 1.0,
+    "3% a row": lambda rows: 1 + 0.03 * (rows - 1),
+    "10% a row": lambda rows: 1 + 0.1 * (rows - 1),
+    "30% a row": lambda rows: 1 + 0.3 * (rows - 1),
+    "linear": lambda rows: float(rows),
+    "tiles of 8": lambda rows: 1.0 + 0.6 * ((rows - 1) // 8),
+    "a step at 2": lambda rows: 1.0 if rows == 1 else 1.5 + 0.02 * rows,
+}
+
+
+def _always(right: float) -> Callable[[int], float]:
+    return lambda done: right
+
+
+@dataclass
+class Ride:
+    """Sequences that are decoded with a pacer, or with a fixed length, on a clock of their own."""
+
+    cost: Callable[[int], float]
+    right: Callable[[int], float]
+    each: float = 0.02
+    ceiling: int = 5
+    sequences: int = 1
+    fixed: int | None = None
+    seed: int = 0
+    pacer: Pacer = field(default_factory=Pacer)
+    now: float = 0.0
+    log: list[tuple[int, float, list[int]]] = field(default_factory=list)
+
+    def go(self, tokens: int) -> Ride:
+        dice = random.Random(self.seed)
+        wanted = [(s, "x", self.ceiling) for s in range(self.sequences)]
+        for sequence in range(self.sequences):
+            self.pacer.start(sequence)
+        done = 0
+        while done < tokens * self.sequences:
+            budgets = self.pacer.budgets(wanted) if self.fixed is None else [self.fixed] * self.sequences
+            assert all(0 <= budget <= self.ceiling for budget in budgets)
+            asked = sum(budgets)
+            took = self.cost(asked + self.sequences)
+            self.pacer.learn_step(asked + self.sequences, took)
+            if asked:
+                self.pacer.learn_draft("x", asked, asked, self.each * asked)
+            self.now += took + self.each * asked
+            for sequence, budget in enumerate(budgets):
+                accepted = 0
+                while accepted < budget and dice.random() < self.right(done):
+                    accepted += 1
+                self.pacer.learn_outcome(sequence, accepted, accepted < budget)
+                done += accepted + 1
+            self.log.append((done, self.now, budgets))
+        return self
+
+    def speed(self, after: int = 0) -> float:
+        """Tokens a second once ``after`` tokens are there."""
+        done, now, _ = next(entry for entry in self.log if entry[0] >= after)
+        return (self.log[-1][0] - done) / (self.now - now)
+
+
+@pytest.mark.parametrize("each", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("cost", COSTS)
+def test_it_is_about_as_fast_as_the_best_fixed_length(cost: str, each: float) -> None:
+    for right in (0.0, 0.3, 0.6, 0.9, 1.0):
+        mine = Ride(COSTS[cost], _always(right), each).go(800).speed(64)
+        fixed = [Ride(COSTS[cost], _always(right), each, fixed=k, seed=1).go(800).speed(64) for k in range(6)]
+        assert mine > 0.87 * max(fixed), right
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 8])
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_useless_drafter_costs_next_to_nothing(cost: str, sequences: int) -> None:
+    """Less than 5 % slower than plain after 64 tokens, whatever rows and drafts cost."""
+    for each in (0.01, 0.2):
+        ride = Ride(COSTS[cost], lambda _: 0.0, each, sequences=sequences).go(400)
+        plain = sequences / COSTS[cost](sequences)
+        assert ride.speed(64 * sequences) > 0.95 * plain
+        if COSTS[cost](2) > 1.0:
+            late = [budgets for done, _, budgets in ride.log if done > 200 * sequences]
+            assert sum(map(sum, late)) < 0.06 * len(late) * sequences
+
+
+@pytest.mark.parametrize("ceiling", [1, 5, 20])
+@pytest.mark.parametrize("cost", [name for name in COSTS if name != "linear"])
+def test_a_perfect_drafter_gets_all_that_is_allowed(cost: str, ceiling: int) -> None:
+    """Wherever a row more costs less than a token is worth; some steps without drafts are spent on measuring."""
+    ride = Ride(COSTS[cost], lambda _: 1.0, ceiling=ceiling).go(100 * ceiling)
+    budgets = [budgets[0] for _, _, budgets in ride.log]
+    full = budgets.index(ceiling)
+    assert full <= 12
+    assert budgets[full:].count(ceiling) > 0.9 * len(budgets[full:])
+
+
+@pytest.mark.parametrize("each", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("cost", [name for name in COSTS if name != "linear"])
+def test_a_drafter_that_turns_perfect_is_used_again(cost: str, each: float) -> None:
+    """Wrong for 300 tokens, then always right: it is tried within one rest, and then up at once."""
+    ride = Ride(COSTS[cost], lambda done: float(done >= 300), each).go(700)
+    again = next(done for done, _, budgets in ride.log if done >= 300 and budgets == [5])
+    assert again < 300 + 150
+    late = [budgets for done, _, budgets in ride.log if done > 500]
+    assert late.count([5]) > 0.9 * len(late)
+
+
+def test_a_drafter_that_turns_useless_is_put_to_rest() -> None:
+    ride = Ride(COSTS["10% a row"], lambda done: float(done < 300)).go(600)
+    rest = next(done for done, _, budgets in ride.log if done > 306 and budgets == [0])
+    assert rest < 400
+    assert ride.speed(450) > 0.95
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_one_slow_step_of_each_kind_is_forgotten(cost: str) -> None:
+    """The first step of every number of rows takes ten times as long: pages are touched, caches are cold."""
+    seen: set[int] = set()
+
+    def cold(rows: int) -> float:
+        first = rows not in seen
+        seen.add(rows)
+        return COSTS[cost](rows) * (10 if first else 1)
+
+    for right in (0.0, 1.0):
+        seen.clear()
+        mine = Ride(cold, _always(right)).go(800).speed(400)
+        best = max(Ride(COSTS[cost], _always(right), fixed=k).go(100).speed() for k in (0, 5))
+        assert mine > 0.93 * best
+
+
+def test_steps_that_get_slower_do_not_hide_that_plain_ones_do_too() -> None:
+    """As the context grows all rows cost more; what was measured without drafts long ago is measured again."""
+    ride = Ride(COSTS["3% a row"], lambda _: 0.8)
+    steps = 0
+
+    def growing(rows: int) -> float:
+        nonlocal steps
+        steps += 1
+        return COSTS["3% a row"](rows) * (1 + steps / 200)
+
+    ride.cost = growing
+    ride.go(3000)
+    late = [budgets[0] for done, _, budgets in ride.log if done > 1000]
+    assert sum(late) / len(late) > 3
+
+
+def test_two_drafters_are_told_apart() -> None:
+    """One is right and one is wrong, in the same steps: each gets its due."""
+    pacer = Pacer()
+    pacer.start(0)
+    pacer.start(1)
+    log = []
+    for _ in range(200):
+        budgets = pacer.budgets([(0, "good", 4), (1, "bad", 4)])
+        log.append(budgets)
+        pacer.learn_step(2 + sum(budgets), 1 + 0.1 * sum(budgets))
+        for sequence, name in enumerate(("good", "bad")):
+            if budgets[sequence]:
+                pacer.learn_draft(name, budgets[sequence], budgets[sequence], 0.01)
+        pacer.learn_outcome(0, budgets[0], False)
+        pacer.learn_outcome(1, 0, budgets[1] > 0)
+    late = log[100:]
+    assert sum(good == 4 for good, _ in late) > 90
+    assert sum(bad for _, bad in late) < 10
+
+
+def test_a_drafter_that_takes_long_and_says_nothing_is_put_to_rest() -> None:
+    pacer = Pacer()
+    pacer.start(0)
+    asked = 0
+    for _ in range(200):
+        (budget,) = pacer.budgets([(0, "mute", 5)])
+        pacer.learn_step(1, 1.0)
+        if budget:
+            asked += 1
+            pacer.learn_draft("mute", budget, 0, 0.5)
+        pacer.learn_outcome(0, 0, False)
+    assert asked < 20
+
+
+@trials(30)
+@given(
+    ceilings=st.lists(st.integers(0, 63), max_size=8),
+    rows=st.lists(st.tuples(st.integers(1, 80), st.floats(0, 10)), max_size=20),
+    outcomes=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 10), st.booleans()), max_size=30),
+    beside=st.integers(0, 70),
+)
+def test_budgets_stay_between_nothing_and_the_ceiling(
+    ceilings: list[int],
+    rows: list[tuple[int, float]],
+    outcomes: list[tuple[int, int, bool]],
+    beside: int,
+) -> None:
+    """Whatever was learned, steps that took no time at all included."""
+    pacer = Pacer()
+    for sequence in range(8):
+        pacer.start(sequence)
+    for count, seconds in rows:
+        pacer.learn_step(count, seconds)
+        pacer.learn_draft("x", count, count // 2, seconds)
+    for sequence, accepted, missed in outcomes:
+        pacer.learn_outcome(sequence, accepted, missed)
+    for measured in (True, False):
+        budgets = pacer.budgets([(s, "x", c) for s, c in enumerate(ceilings)], beside, measured)
+        assert len(budgets) == len(ceilings)
+        assert all(0 <= budget <= ceiling for budget, ceiling in zip(budgets, ceilings, strict=True))
+
+
+def test_rounds_without_drafts_teach_nothing_and_cut_ones_only_what_they_saw() -> None:
+    survival = Survival()
+    survival.learn(0, False)
+    assert survival.alive(5) == Survival().alive(5)
+    survival.learn(2, False)  # the last round before max_tokens had room for two
+    assert [d.reached for d in survival.depths] == [1, 1]
+    pacer = Pacer()
+    pacer.start(0)
+    for _ in range(50):
+        pacer.learn_outcome(0, 0, False)
+    assert pacer._states[0].survival == Survival()
+
+
+@trials(60)
+@given(outcomes=st.lists(st.tuples(st.integers(0, 10), st.booleans()), max_size=60))
+def test_survival_falls_with_depth(outcomes: list[tuple[int, bool]]) -> None:
+    survival = Survival()
+    for accepted, missed in outcomes:
+        survival.learn(accepted, missed)
+    alive = survival.alive(12)
+    assert alive == sorted(alive, reverse=True)
+    assert all(0 <= chance <= 1 for chance in alive)
+
+
+def test_the_chance_at_a_depth_counts_who_got_there() -> None:
+    survival = Survival()
+    for _ in range(400):
+        survival.learn(1, True)
+    assert survival.alive(2)[0] == pytest.approx(1.0, abs=1e-6)
+    assert survival.alive(2)[1] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_row_costs_between_and_beyond_what_was_measured() -> None:
+    rows = RowCost()
+    assert rows(5) > rows(1) == 1.0
+    rows.learn(2, 1.0)
+    rows.learn(6, 1.4)
+    assert rows(4) == pytest.approx(1.2)
+    assert rows(2.5) == pytest.approx(1.05)
+    assert rows(1) < 1.0
+    assert 1.4 < rows(10) < 1.8
+
+
+def test_a_request_that_is_over_is_forgotten() -> None:
+    pacer = Pacer()
+    pacer.start(3)
+    pacer.release(3)
+    pacer.release(3)
+    assert not pacer._states
+
+
+class Costly(ScriptedDrafter):
+    """Charges the clock for every node that it is asked for."""
+
+    clock: Clock
+    asked: list[int]
+
+    def propose(self, views: Seq[Any], budgets: Seq[int]) -> list[TokenTree]:
+        self.asked += budgets
+        self.clock.now += 0.05 * sum(budgets)
+        return super().propose(views, budgets)
+
+
+RULE = path_rule(VOCAB, seed=51)
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_engine_tells_the_pacer_what_it_needs(right: bool, lag: int) -> None:
+    """The whole loop on an injected clock, beside a request without a drafter and one of a fixed length."""
+    clock = Clock()
+    expected = [alone(RULE, [n], max_tokens=120) for n in range(3)]
+    target = Timed(ToyTarget(RULE, VOCAB), clock, lambda rows: 1 + 0.05 * (rows - 1))
+    run = ToyRun(RULE, target=target, clock=clock, lag=lag)
+    drafter = Costly((oracle if right else wrong)(expected[0].output, 1), name="costly")
+    drafter.clock, drafter.asked = clock, []
+    sequence = run.add([0], drafter, max_tokens=120, speculation={"adaptive": True})
+    beside = run.add([1], max_tokens=120)
+    fixed = run.add(
+        [2], ScriptedDrafter(lambda t, b: [1] * b), max_tokens=120, speculation={"num_speculative_tokens": 2}
+    )
+    run.finish(sequence, beside, fixed)
+    for mine, reference in zip((sequence, beside, fixed), expected, strict=True):
+        same(mine, reference)
+    if right:
+        assert drafter.asked.count(5) > 0.85 * len(drafter.asked)
+        assert sequence.record.steps < 40
+    else:
+        assert sum(drafter.asked[20:]) < 12
+    assert fixed.record.drafted >= 2 * (fixed.record.steps - 4)
+
+
+def test_what_was_learned_of_costs_stays_and_of_a_request_goes() -> None:
+    clock = Clock()
+    target = Timed(ToyTarget(RULE, VOCAB), clock, lambda rows: 1 + 0.01 * rows)
+    run = ToyRun(RULE, target=target, clock=clock)
+    for _ in range(2):
+        sequence = run.add([0], ScriptedDrafter(lambda t, b: [1] * b), max_tokens=20, speculation={"adaptive": True})
+        run.finish(sequence)
+    assert run.engine.pacer.rows.seconds[1] == pytest.approx(1.01)
+    assert not run.engine.pacer._states
