@@ -78,7 +78,9 @@ class LLM:
         self.tokenizer = Tokenizer.from_parts(self.loaded.tokenizer)
         self.max_model_len = self.loaded.decoder.max_positions
         self._template = ChatTemplate.from_parts(self.loaded.tokenizer)
-        self._draft_models: dict[str, Decoder] = {}
+        self._draft_models: dict[str | int, Decoder] = {}
+        self._draft_pools: list[PagePool] = []
+        self._draft_bytes = 0
         self._drafters: dict[tuple[object, ...], Drafter] = {}
         self._pages = self._cache_pages()
         self.engine = Engine(
@@ -109,7 +111,7 @@ class LLM:
             raise ResourceError(f"cache_memory is {memory} bytes, and {free} bytes are free: lower it.")
         groups = list(self.loaded.decoder.groups)
         if self.speculation.enabled and self.speculation.draft_layers is not None:
-            groups += self.loaded.decoder.prefix(self.speculation.draft_layers).groups
+            groups += self._prefix(self.speculation.draft_layers).groups
         elif self.speculation.enabled and self.speculation.model is not None:
             groups += self._draft_model(self.speculation.model).groups
         per_page = sum(group.page_bytes for group in groups)
@@ -133,6 +135,18 @@ class LLM:
             for group in groups
         ]
 
+    def _add_pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
+        """Page pools for a drafter's own groups."""
+        pools = self._pools(groups)
+        self._draft_pools += pools
+        return pools
+
+    def _prefix(self, layers: int) -> Decoder:
+        """The target's own first layers, made once; weights are shared."""
+        if layers not in self._draft_models:
+            self._draft_models[layers] = self.loaded.decoder.prefix(layers)
+        return self._draft_models[layers]
+
     def _draft_model(self, name: str) -> Decoder:
         """Load a draft model once, in the target's number format, and check that it speaks the same tokens."""
         if name not in self._draft_models:
@@ -140,6 +154,7 @@ class LLM:
             differences = compare_vocabularies(self.loaded.tokenizer, loaded.tokenizer)
             if differences:
                 raise DrafterError(f"{name} cannot draft for {self.loaded.name}: {differences[0]}")
+            self._draft_bytes += loaded.weight_bytes
             self._draft_models[name] = loaded.decoder
         return self._draft_models[name]
 
@@ -160,9 +175,9 @@ class LLM:
         if key not in self._drafters:
             around = Surroundings(
                 target=self.loaded.decoder,
-                prefix=self.loaded.decoder.prefix,
+                prefix=self._prefix,
                 draft_model=self._draft_model,
-                pools=self._pools,
+                pools=self._add_pools,
                 max_model_len=self.max_model_len,
             )
             self._drafters[key] = create(speculation, around)
@@ -177,15 +192,23 @@ class LLM:
         if not self.engine.idle:
             raise RequestError("what drafters learn can be forgotten only while no request is running.")
         self._drafters.clear()
+        self._draft_pools.clear()
         self.engine.pacer = Pacer()
 
     @property
     def notes(self) -> list[str]:
-        """What was chosen at the start, and what weights and cache take; one line each."""
-        pools = self.engine.pools
-        cache = sum(pool.pages * pool.group.page_bytes for pool in pools)
-        tokens = min(pool.pages for pool in pools if pool.group.window is None) * PAGE
-        return [*self.loaded.notes, f"cache: {cache / 2**20:,.0f} MiB for {tokens:,} tokens"]
+        """What was chosen at the start, and what weights, cache and drafter take; one line each."""
+        decoder = self.loaded.decoder
+        cache = sum(pool.pages * pool.group.page_bytes for pool in self.engine.pools)
+        drafting = sum(pool.pages * pool.group.page_bytes for pool in self._draft_pools) + self._draft_bytes
+        tokens = max(pool.pages for pool in self.engine.pools) * PAGE
+        chosen = (
+            f"{self.loaded.name}: {self.loaded.dtype} on the cpu ({decoder.path}), {decoder.threads} threads, context "
+            f"{self.max_model_len:,}; weights {_mib(self.loaded.weight_bytes)}, cache {_mib(cache)} for "
+            f"{tokens:,} tokens in {str(self.engine.pools[0].group.dtype).removeprefix('torch.')}, "
+            f"drafter {_mib(drafting)}"
+        )
+        return [chosen, *self.loaded.notes]
 
     @property
     def default_sampling(self) -> Sampling:
@@ -255,10 +278,15 @@ class LLM:
         sampling = self._sampling(sampling)
         if sampling.n != 1:
             raise OptionError(f"a stream has one answer; n is {sampling.n}.")
-        (running,) = self._add(self._encode(prompt), sampling, speculation, origins)
-        return self._follow(running)
+        ids = self._encode(prompt)
+        self._check_length(ids, sampling)
+        return self._follow(ids, sampling, Speculation.parse(speculation, self.speculation), origins)
 
-    def _follow(self, running: Running) -> Iterator[Chunk]:
+    def _follow(
+        self, prompt: list[int], sampling: Sampling, speculation: Speculation, origins: bool
+    ) -> Iterator[Chunk]:
+        """Queue the request when the first chunk is asked for, so that a stream never begun holds nothing."""
+        (running,) = self._add(prompt, sampling, speculation, origins)
         given = 0
         try:
             while running.finish_reason is None:
@@ -388,3 +416,7 @@ class LLM:
             min_tokens=sampling.min_tokens,
             context=request.prompt,
         )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -73,7 +73,7 @@ class Decoder:
             raise OptionError(f"the model has {spec.vocab_size} ids, so {emitted} cannot be emitted.")
         groups, places = _cache_groups(spec, kv_dtype, "")
         ropes = {rope: rope_tables(rope, positions) for rope in {layer.rope for layer in spec.layers} if rope}
-        self._threads, self._path = threads, path
+        self.threads, self._path = threads, path
         self._start(Plan(spec, huge_copy(tensors), number_format, emitted, positions, groups, places, ropes))
 
     def _start(self, plan: Plan) -> None:
@@ -86,7 +86,7 @@ class Decoder:
             self.path, self._runtime = REFERENCE, ReferenceRuntime(plan)
         else:
             self.path = found.path_name(self._path)
-            self._runtime = NativeRuntime(found, self._path, self._threads, plan)
+            self._runtime = NativeRuntime(found, self._path, self.threads, plan)
 
     def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int] = ()) -> Scores:
         """Write the rows' keys and values into the slabs, then score the rows asked for.
@@ -108,7 +108,7 @@ class Decoder:
         spec = replace(self.spec, layers=self.spec.layers[:layers])
         groups, places = _cache_groups(spec, self.groups[0].dtype, f"first {layers} layers, ")
         short = object.__new__(Decoder)
-        short._threads, short._path = self._threads, self._path
+        short.threads, short._path = self.threads, self._path
         short._start(replace(self.plan, spec=spec, groups=groups, places=places))
         return short
 
