@@ -74,7 +74,7 @@ def locate(model: str, *, refresh: bool = False) -> Located:
         _fetch_default(default.path)
         return default
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return _local(path)
     match = _REPOSITORY.fullmatch(model)
     if match is None or path.suffix == ".gguf":
@@ -201,7 +201,9 @@ def _complete(name: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        # one file is enough to find the folder; whether the others are there is checked here
+        found = snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=["config.json"])
+        folder = Path(found)
         weight_files(folder)
     except (LocalEntryNotFoundError, ModelError):
         return None
@@ -223,9 +225,9 @@ def _fetch(name: str, revision: str | None) -> Path:
         raise HubError(_explained(name, revision, error)) from error
     except ModelError:
         raise
-    except Exception as error:  # the connection's own library is not ours to name
+    except Exception as error:  # whatever the library and what it stands on raise when a connection fails
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise HubError(f"{name} could not be fetched: the connection failed ({reason}); try again") from error
+        raise HubError(f"{name} could not be fetched ({reason}); check the connection and try again") from error
 
 
 def _wanted(name: str, files: dict[str, int]) -> dict[str, int]:
