@@ -42,10 +42,15 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder, with a cache of converted models of its own."""
+    """The folder, with a cache of converted models beside it; all modules of tests share the two."""
+    base = tmp_path_factory.getbasetemp() / "bench"
+    folder = base / "model"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        write_model(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield write_model(tmp_path_factory.mktemp("model"))
+        patch.setenv("PACELINE_CACHE", str(base / "cache"))
+        yield folder
 
 
 @pytest.fixture(scope="module")

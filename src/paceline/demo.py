@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from paceline.cli import main as paceline
+from paceline.cli.paint import Painter
 from paceline.prompts import read_prompts
 
 
@@ -31,7 +32,8 @@ SCENES = (
         "Rewriting code: most of the answer stands in the request.",
         "73",
         256,
-        "Drafts copied from the request cost almost nothing, and the model confirms several of them in one step.",
+        "Drafts copied from the request cost almost nothing, and the model confirms several of them in one step. So "
+        "small a model does not always do what it is asked, and speculation leaves that, too, as it is.",
     ),
     Scene(
         "Free prose: nothing to copy from.",
@@ -43,17 +45,18 @@ SCENES = (
 
 
 def main() -> int:
-    """Run both requests with and without speculation; returns 1 unless both texts were the same."""
+    """Run both requests with and without speculation; returns 1 unless their texts were the same."""
     prompts = {prompt.id: prompt for prompt in read_prompts()}
-    worst = 0
-    for scene in SCENES:
+    coloured = Painter().coloured
+    for place, scene in enumerate(SCENES):
         text = prompts[scene.prompt].turns[0]
-        print(f"\n=== {scene.title}\n\n{text}\n\n--- the answer\n", flush=True)
+        hint = " (coloured: drafted and accepted)" if coloured else ""
+        print(f"\n=== {scene.title}\n\n{text}\n\n--- the answer{hint}\n", flush=True)
         options = ["--chat", "--compare", "--method", "ngram", "--temperature", "0", "--max-tokens", str(scene.tokens)]
-        worst = max(worst, paceline(["generate", *options, "--", text]))
+        code = paceline(["generate", *options, *["--quiet"] * bool(place), "--", text])
+        if code:
+            return code
         print(f"\n{scene.lesson}", flush=True)
-        if worst:
-            return worst
     return 0
 
 

@@ -40,7 +40,7 @@ class Method:
 
 
 def parse_method(text: str, common: Mapping[str, Any]) -> Method:
-    """``plain``, a method's name, or a name with options, as in ``draft_model:draft_layers=6,adaptive=false``.
+    """``plain``, a method's name, options, or both, as in ``draft_layers=6`` and ``ngram:prompt_lookup_max=3``.
 
     Args:
         common: options that hold for every method which does not name them itself.
@@ -49,6 +49,8 @@ def parse_method(text: str, common: Mapping[str, Any]) -> Method:
         OptionError: an unknown method or option.
     """
     name, _, written = text.partition(":")
+    if "=" in name:
+        name, written = "", text
     if name == PLAIN:
         if written:
             raise OptionError(f"plain decoding has no options: {text!r}.")
@@ -59,9 +61,9 @@ def parse_method(text: str, common: Mapping[str, Any]) -> Method:
         if not equals:
             raise OptionError(f"an option of a method is written name=value, not {part!r}.")
         options[key.strip().replace("-", "_")] = _value(value.strip())
-    if name == "draft_layers":
-        raise OptionError("draft_layers is an option: write draft_model:draft_layers=6.")
-    return Method(text, Speculation.parse({**options, "method": name}))
+    if name:
+        options["method"] = name
+    return Method(text, Speculation.parse(options))
 
 
 def _value(text: str) -> Any:

@@ -39,6 +39,7 @@ GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=0)
 _VERIFIED_ROWS = 8
 _PREFILL = 1000
+_SAMPLING_CONTEXT = 256
 _PARTS = ("step", "forward", "draft", "sample")
 
 
@@ -102,7 +103,7 @@ class StepBench:
     @staticmethod
     def room(contexts: Sequence[int], steps: int) -> int:
         """The longest sequence that is needed, in tokens."""
-        return max(_PREFILL, *contexts) + (steps + WARM_UP) * _VERIFIED_ROWS + 64
+        return max(_PREFILL, _SAMPLING_CONTEXT, *contexts) + (steps + WARM_UP) * _VERIFIED_ROWS + 64
 
     def report(self) -> dict[str, Any]:
         """Take what is missing; the result as JSON has it."""
@@ -227,7 +228,7 @@ class StepBench:
 
     def _sampling(self) -> dict[str, Any]:
         """Greedy against sampled: plain steps, and steps all of whose rows are right and therefore visited."""
-        ids = self._text(256)
+        ids = self._text(_SAMPLING_CONTEXT)
         found: dict[str, Any] = {}
         for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
             found[f"{name} step"] = median(self._time(ids, sampling, None, 1)["step"])
