@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
+from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
-from paceline.bench import peers
 from paceline.bench.peer_worker import timed
-from paceline.bench.peers import Work, Worker, cut, figures, measure, table, warm_up, worker
+from paceline.bench.peers import Beside, Work, Worker, cut, digest, figures, parse_peer, start
 from paceline.bench.runner import Runner
+from paceline.cli import bench, main
+from paceline.cli.tables import beside
 from paceline.errors import OptionError, PacelineError
+from tests.bench_models import model_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+__all__ = ["model_folder"]
 
 FAKE = """
 import json, sys
@@ -101,10 +108,8 @@ def test_a_process_that_ends_or_decodes_too_little_is_told() -> None:
 
 
 def test_the_real_worker_reports_what_it_cannot_load(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no engine known here; there are paceline, transformers"):
-        worker("vllm", sys.executable, "model", 1)
     with pytest.raises(PacelineError, match=r"paceline ended with exit code 1: .*missing\.gguf"):
-        worker("paceline", sys.executable, str(tmp_path / "missing.gguf"), 1)
+        start("paceline", sys.executable, str(tmp_path / "missing.gguf"), 1)
 
 
 def test_times_are_taken_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,20 +138,32 @@ def test_prompts_have_the_exact_length_and_differ() -> None:
         cut(texts, encode, 100, 1)
 
 
+def test_the_digest_tells_prompts_apart() -> None:
+    assert digest([[1, 2], [3]]) == digest([[1, 2], [3]])
+    assert len({digest(prompts) for prompts in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3]], [[1, 2]])}) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["", "llama.cpp", "llama.cpp=python", "llama.cpp=python,", "llama.cpp=,model", "a=b,c"]
+)
+def test_an_engine_is_written_in_three_parts(text: str) -> None:
+    assert parse_peer("llama.cpp=/a/python,/b/model,q.gguf") == ("llama.cpp", "/a/python", "/b/model,q.gguf")
+    with pytest.raises(OptionError, match=r"KIND=PYTHON,MODEL|no engine known here; there are paceline, transformers"):
+        parse_peer(text)
+
+
 def test_every_engine_is_warmed_up_three_times_a_work() -> None:
     calls: list[str] = []
-    told: list[str] = []
     engines = [Counting("a", [1], calls), Counting("b", [1], calls)]
-    warm_up(engines, {PREFILL: [[1] * 6], DECODE: [[1] * 3]}, told.append)
+    Beside(engines, {PREFILL: [[1] * 6], DECODE: [[1] * 3]}, silent_runner(), repeats=1).warm_up()
     assert calls == ["a"] * 6 + ["b"] * 6
-    assert told == ["warming up a (1)", "warming up b (1)"]
 
 
 def test_engines_take_turns_and_each_begins_in_turn() -> None:
     calls: list[str] = []
     engines = [Counting(name, [1], calls) for name in "abc"]
     rows = {PREFILL: [[1] * 6, [2] * 6], DECODE: [[3] * 3]}
-    cells = measure(engines, rows, 2, silent_runner(), pause=0)
+    cells = Beside(engines, rows, silent_runner(), repeats=2, pause=0).measure()
     assert "".join(calls) == "abcbcacababcbcacab"
     assert [cell["prompt"] for cell in cells[PREFILL]] == [0, 1, 0, 1]
     assert [cell["ids"]["b"] for cell in cells[DECODE]] == [[4, 5, 6, 7, 8]] * 2
@@ -156,8 +173,8 @@ def test_a_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     calls: list[str] = []
     engines = [Counting(name, [1, 2, 3], calls) for name in "ab"]
     rows = {DECODE: [[1] * 3, [2] * 3]}
-    first = measure(engines, rows, 1, silent_runner(tmp_path / "cells.jsonl"), pause=0)
-    again = measure(engines, rows, 2, silent_runner(tmp_path / "cells.jsonl"), pause=0)
+    first = Beside(engines, rows, silent_runner(tmp_path / "cells.jsonl"), repeats=1, pause=0).measure()
+    again = Beside(engines, rows, silent_runner(tmp_path / "cells.jsonl"), repeats=2, pause=0).measure()
     assert len(calls) == 8  # 4 before, 4 of the second repeat
     assert again[DECODE][:2] == first[DECODE]
 
@@ -186,47 +203,34 @@ def test_figures_say_how_far_the_texts_agree() -> None:
     mine, other = figures({DECODE: cells}, ["mine", "other"])
     assert (mine.agrees, other.agrees) == (4, 3)
     assert other.speed == 4 / 2
-    lines = list(table([DECODE, PREFILL], [mine, other]))
-    assert lines[0] == "decode: 5 tokens after 3, without the first"
-    assert [line.split()[0] for line in lines[2:4]] == ["mine", "other"]
-    assert lines[3].split()[1:] == ["2.0000", "2.0000", "2.0000", "2.0", "2.00", "2.00", "to", "2.00", "3.0"]
-    assert len(lines) == 6
 
 
-def test_the_command_reports_every_engine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_command_runs_engines_side_by_side(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def started(kind: str, python: str, model: str, threads: int) -> Worker:
-        assert (python, model) == ((sys.executable, "tiny") if kind == "paceline" else ("PY", "M"))
-        return Worker(kind, [sys.executable, "-c", FAKE], threads)
-
-    monkeypatch.setattr(peers, "worker", started)
-    monkeypatch.setattr(peers, "_rows", lambda model, path, count: {PREFILL: [[1] * 6], DECODE: [[2] * 3]})
-    monkeypatch.setattr(peers, "_PAUSE", 0)
-    arguments = ["--model", "tiny", "--peer", "llama.cpp=PY,M", "--repeats", "2", "--out", str(tmp_path / "cells")]
-    with pytest.raises(SystemExit) as left:
-        peers.main([*arguments, "--json"])
-    assert left.value.code == 0
+    monkeypatch.setattr(bench, "Beside", partial(Beside, pause=0))
+    sizes = ["--prefill", "40", "--context", "20", "--max-tokens", "8", "--count", "3", "--repeats", "2", "-t", "1"]
+    peer = f"transformers={sys.executable},{model_folder}"
+    arguments = ["bench", "peers", "-m", str(model_folder), "--peer", peer, *sizes, "-q", "-o", str(tmp_path / "cells")]
+    assert main([*arguments, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [(f["work"], f["peer"], f["ratio"]) for f in report["figures"]] == [
-        ("prefill", "paceline", 1),
-        ("prefill", "llama.cpp", 1),
-        ("decode", "paceline", 1),
-        ("decode", "llama.cpp", 1),
-    ]
-    assert report["settings"]["versions"] == {"paceline": "fake 1", "llama.cpp": "fake 1"}
-    assert len((tmp_path / "cells").read_text().splitlines()) == 4
+    order = [(work, peer) for work in ("prefill", "decode") for peer in ("paceline", "transformers")]
+    assert [(figure["work"], figure["peer"]) for figure in report["figures"]] == order
+    assert [figure["agrees"] for figure in report["figures"][:3]] == [None, None, 8]
+    assert all(figure["seconds"]["low"] > 0 and figure["speed"] > 0 for figure in report["figures"])
+    assert report["settings"]["engines"]["transformers"].startswith(version("transformers"))
+    cells = [json.loads(line) for line in (tmp_path / "cells").read_text().splitlines()]
+    assert len(cells) == 2 * 3 * 2
+    assert all(len(cell["result"]["ids"]["transformers"]) in (0, 8) for cell in cells)
+    shown = Console(width=160)
+    with shown.capture() as captured:
+        shown.print(beside(report))
+    (line,) = (line for line in captured.get().splitlines() if "transformers" in line and "decode" in line)
+    assert "decode: 8 tokens after 20" in line
+    assert f"{report['figures'][3]['ratio']:.2f} x" in line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--peer", "transformers=python"], "KIND=PYTHON,MODEL"),
-        (["--peer", "paceline=a,b"], "every engine can be given once"),
-    ],
-)
-def test_wrong_options_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        peers.main(arguments)
-    assert left.value.code == 2
-    assert message in capsys.readouterr().err
+def test_no_engine_is_given_twice(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ["--peer", "llama.cpp=a,b"] * 2
+    assert main(["bench", "peers", "-m", str(model_folder), *twice]) == 2
+    assert "each kind of engine once" in capsys.readouterr().err

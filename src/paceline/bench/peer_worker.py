@@ -14,6 +14,7 @@ with its standard input.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from importlib import import_module
@@ -47,7 +48,7 @@ class Paceline:
         from paceline.llm import LLM
 
         self.version = version("paceline")
-        self._llm = LLM(model, dtype="int8", threads=threads, max_model_len=CONTEXT, max_num_seqs=1, speculation=False)
+        self._llm = LLM(model, dtype="int8", threads=threads, max_num_seqs=1, speculation=False)
 
     def decode(self, ids: Sequence[int], count: int, seen: Callable[[int], None]) -> None:
         from paceline.sampling import Sampling
@@ -122,6 +123,7 @@ class LlamaCpp:
 
         self.version = f"llama-cpp-python {version('llama-cpp-python')}"
         self._api = api = llama_cpp
+        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
         api.llama_backend_init()
         self._model = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
         if not self._model:
@@ -137,8 +139,8 @@ class LlamaCpp:
         api.llama_memory_clear(api.llama_get_memory(self._context), True)
         rows = list(ids)
         for _ in range(count):
-            batch = api.llama_batch_get_one((api.llama_token * len(rows))(*rows), len(rows))
-            if api.llama_decode(self._context, batch) != 0:
+            held = (api.llama_token * len(rows))(*rows)  # the batch has only its address
+            if api.llama_decode(self._context, api.llama_batch_get_one(held, len(rows))) != 0:
                 raise RuntimeError(f"llama.cpp failed on {len(rows)} tokens")
             rows = [api.llama_sampler_sample(self._greedy, self._context, -1)]
             seen(rows[0])

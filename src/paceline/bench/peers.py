@@ -2,7 +2,7 @@
 
 Every engine lives in a process of its own, under a Python of its own (`peer_worker.py`), and only one works at a
 time: for every prompt and repeat all of them take their turn, each time beginning with another. All get the same
-token ids. Run as ``python -m paceline.bench.peers --peer KIND=PYTHON,MODEL ...``.
+token ids.
 """
 
 from __future__ import annotations
@@ -12,34 +12,27 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import typer
-
-from paceline.bench.environment import environment
 from paceline.bench.peer_worker import ENGINES
-from paceline.bench.runner import Runner
 from paceline.bench.stats import Spread, ratio_interval
 from paceline.errors import OptionError, PacelineError
-from paceline.prompts import read_prompts, spread
-from paceline.targets.hub import DEFAULT_MODEL
-from paceline.targets.load import open_model
-from paceline.text import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from paceline.bench.runner import Runner
 
 _WORKER = Path(__file__).with_name("peer_worker.py")
 _WARM_UPS = 3
 _WARM_UP_TOKENS = 16
-_PAUSE = 0.2  # seconds in which the threads of the engine before go to sleep
+PAUSE = 0.2
+"""Seconds in which the threads of the engine before go to sleep."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,6 @@ class Work:
         if self.tokens == 1:
             return f"{self.name}: {self.prompt} tokens, to the first token after them"
         return f"{self.name}: {self.tokens} tokens after {self.prompt}, without the first"
-
-
-WORKS = (Work("prefill", 1000, 1), Work("decode", 200, 128))
 
 
 class Peer(Protocol):
@@ -164,17 +154,29 @@ class Worker:
         return f"{self.name} ended with exit code {code}: {lines[-1] if lines else 'it said nothing'}"
 
 
-def worker(kind: str, python: str, model: str, threads: int) -> Worker:
-    """An engine of `peer_worker.py`.
+def start(kind: str, python: str, model: str, threads: int) -> Worker:
+    """Start an engine of `peer_worker.py`.
 
     Raises:
-        OptionError: there is none of this kind.
         PacelineError: it does not start.
     """
-    if kind not in ENGINES:
-        raise OptionError(f"{kind!r} is no engine known here; there are {', '.join(ENGINES)}.")
     # -P: the folder of the script has modules that must not hide others of the same name.
     return Worker(kind, [python, "-P", str(_WORKER), kind, model, str(threads)], threads)
+
+
+def parse_peer(text: str) -> tuple[str, str, str]:
+    """Kind, Python and model of an engine written as ``KIND=PYTHON,MODEL``.
+
+    Raises:
+        OptionError: it is written otherwise, or there is no engine of this kind.
+    """
+    kind, _, rest = text.partition("=")
+    python, _, model = rest.partition(",")
+    if not (python and model):
+        raise OptionError(f"an engine is written KIND=PYTHON,MODEL, not {text!r}.")
+    if kind not in ENGINES:
+        raise OptionError(f"{kind!r} is no engine known here; there are {', '.join(ENGINES)}.")
+    return kind, python, model
 
 
 def cut(texts: Sequence[str], encode: Callable[[str], list[int]], length: int, count: int) -> list[list[int]]:
@@ -184,71 +186,95 @@ def cut(texts: Sequence[str], encode: Callable[[str], list[int]], length: int, c
         OptionError: the texts are too few or too short.
     """
     prompts = []
-    for start in range(count):
+    for first in range(min(count, len(texts))):
         ids: list[int] = []
-        for text in [*texts[start:], *texts[:start]] if start < len(texts) else []:
+        for text in [*texts[first:], *texts[:first]]:
             ids += encode(text + "\n\n")
             if len(ids) >= length:
+                prompts.append(ids[:length])
                 break
-        if len(ids) < length:
-            raise OptionError(f"the prompts do not make {count} of {length} tokens: give more of them.")
-        prompts.append(ids[:length])
+    if len(prompts) < count:
+        raise OptionError(f"the prompts do not make {count} of {length} tokens: give more of them.")
     return prompts
 
 
-def warm_up(
-    peers: Sequence[Peer], prompts: Mapping[Work, Sequence[Sequence[int]]], tell: Callable[[str], None]
-) -> None:
-    """Let every engine do every work, shortened, three times."""
-    for peer in peers:
-        tell(f"warming up {peer.name} ({peer.version})")
-        for work, ids in prompts.items():
-            for _ in range(_WARM_UPS):
-                peer.decode(ids[0], min(work.tokens, _WARM_UP_TOKENS))
+def digest(prompts: Sequence[Sequence[int]]) -> str:
+    """What changes whenever the prompts do."""
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
-def measure(
-    peers: Sequence[Peer],
-    prompts: Mapping[Work, Sequence[Sequence[int]]],
-    repeats: int,
-    runner: Runner,
-    pause: float,
-) -> dict[Work, list[dict[str, Any]]]:
-    """Time every engine on every prompt, all of them in turn for each.
+class Beside:
+    """Several engines in turn on the same prompts.
 
     Args:
+        peers: the engines; the first is what the others are compared with.
+        prompts: for each work the token ids of its prompts.
+        cells: takes the cells or has them.
+        repeats: how often each prompt is gone through.
         pause: seconds before each turn.
-
-    Returns:
-        For every work the cells in the order of prompts, then repeats: ``prompt``, and by engine ``seconds`` and
-        ``ids`` (empty for a prefill).
     """
-    cells: dict[Work, list[dict[str, Any]]] = {work: [] for work in prompts}
-    turns = 0
-    for repeat in range(repeats):
-        for work, rows in prompts.items():
-            for number, ids in enumerate(rows):
-                first = turns % len(peers)
-                order = [*peers[first:], *peers[:first]]
-                turns += 1
-                taken = runner.cell(
-                    {"work": work.name, "prompt": number, "repeat": repeat},
-                    partial(_turn, order, work, ids, pause),
-                )
-                cells[work].append({"prompt": number, **taken})
-    return cells
 
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        prompts: Mapping[Work, Sequence[Sequence[int]]],
+        cells: Runner,
+        *,
+        repeats: int,
+        pause: float = PAUSE,
+    ) -> None:
+        self._peers = peers
+        self._prompts = prompts
+        self._cells = cells
+        self._repeats = repeats
+        self._pause = pause
 
-def _turn(peers: Sequence[Peer], work: Work, ids: Sequence[int], pause: float) -> dict[str, Any]:
-    seconds: dict[str, float] = {}
-    tokens: dict[str, list[int]] = {}
-    for peer in peers:
-        time.sleep(pause)
-        if work.tokens == 1:
-            tokens[peer.name], seconds[peer.name] = [], peer.prefill(ids)
-        else:
-            tokens[peer.name], seconds[peer.name] = peer.decode(ids, work.tokens)
-    return {"seconds": seconds, "ids": tokens}
+    def warm_up(self) -> None:
+        """Let every engine do every work, decoding fewer tokens, three times."""
+        for peer in self._peers:
+            for work, rows in self._prompts.items():
+                for _ in range(_WARM_UPS):
+                    peer.decode(rows[0], min(work.tokens, _WARM_UP_TOKENS))
+
+    def report(self) -> dict[str, Any]:
+        """Take what is missing, and sum up: ``environment``, ``settings``, ``works``, and their ``figures``."""
+        found = figures(self.measure(), [peer.name for peer in self._peers])
+        return {
+            "environment": self._cells.environment,
+            "settings": self._cells.settings,
+            "works": {work.name: str(work) for work in self._prompts},
+            "figures": [asdict(figure) for figure in found],
+        }
+
+    def measure(self) -> dict[Work, list[dict[str, Any]]]:
+        """Time every engine on every prompt, all of them in turn for each.
+
+        Returns:
+            For every work the cells in the order of repeats, then prompts: ``prompt``, and by engine ``seconds`` and
+            ``ids`` (empty for a prefill).
+        """
+        measured: dict[Work, list[dict[str, Any]]] = {work: [] for work in self._prompts}
+        turn = 0
+        for repeat in range(self._repeats):
+            for work, rows in self._prompts.items():
+                for number, ids in enumerate(rows):
+                    name = {"work": work.name, "prompt": number, "repeat": repeat}
+                    taken = self._cells.cell(name, partial(self._take, work, ids, turn))
+                    measured[work].append({"prompt": number, **taken})
+                    turn += 1
+        return measured
+
+    def _take(self, work: Work, ids: Sequence[int], turn: int) -> dict[str, Any]:
+        seconds: dict[str, float] = {}
+        tokens: dict[str, list[int]] = {}
+        first = turn % len(self._peers)
+        for peer in [*self._peers[first:], *self._peers[:first]]:
+            time.sleep(self._pause)
+            if work.tokens == 1:
+                tokens[peer.name], seconds[peer.name] = [], peer.prefill(ids)
+            else:
+                tokens[peer.name], seconds[peer.name] = peer.decode(ids, work.tokens)
+        return {"seconds": seconds, "ids": tokens}
 
 
 @dataclass(frozen=True)
@@ -305,89 +331,3 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """The length of the common beginning."""
     pairs = zip(left, right, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
-
-
-def table(works: Sequence[Work], found: Sequence[Figure]) -> Iterator[str]:
-    """The figures as lines of text."""
-    for work in works:
-        yield str(work)
-        yield f"  {'':<13}{'median s':>10}{'least':>9}{'most':>9}{'tokens/s':>10}{'ratio':>8}  95 % interval   agrees"
-        for f in found:
-            if f.work == work.name:
-                agrees = "" if f.agrees is None else f"{f.agrees:9.1f}"
-                yield (
-                    f"  {f.peer:<13}{f.seconds.median:>10.4f}{f.seconds.low:>9.4f}{f.seconds.high:>9.4f}"
-                    f"{f.speed:>10.1f}{f.ratio:>8.2f}  {f.interval[0]:6.2f} to {f.interval[1]:.2f}{agrees}"
-                )
-
-
-def compare(
-    peer: Annotated[list[str], typer.Option(help="An engine, as KIND=PYTHON,MODEL; repeat it for more.")],
-    model: Annotated[str, typer.Option(help="paceline's own model; the others must have the same.")] = DEFAULT_MODEL,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of every engine.")] = 2,
-    prompts: Annotated[Path | None, typer.Option(help="A JSONL file of prompts; else those that are shipped.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="A JSONL file of the cells, to stop and go on.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Time paceline in int8 and other engines side by side: prompts of 1,000 tokens, and plain greedy decoding."""
-    wanted = [("paceline", sys.executable, model), *map(_parse, peer)]
-    names = [kind for kind, _, _ in wanted]
-    if len(set(names)) < len(names):
-        raise OptionError("every engine can be given once.")
-    rows = _rows(model, prompts, count)
-    settings = {
-        "engines": wanted,
-        "threads": threads,
-        "works": [asdict(work) for work in rows],
-        "prompts": hashlib.sha256(json.dumps(list(rows.values())).encode()).hexdigest()[:16],
-    }
-    with ExitStack() as stack:
-        peers = [stack.enter_context(closing(worker(*each, threads))) for each in wanted]
-        settings["versions"] = {each.name: each.version for each in peers}
-        runner = Runner(out, environment(), settings, _tell)
-        warm_up(peers, rows, _tell)
-        found = figures(measure(peers, rows, repeats, runner, _PAUSE), names)
-    if as_json:
-        report = {"environment": runner.environment, "settings": settings, "figures": [asdict(f) for f in found]}
-        print(json.dumps(report, indent=2))
-    else:
-        print(*table(list(rows), found), sep="\n")
-
-
-def _parse(option: str) -> tuple[str, str, str]:
-    kind, equals, rest = option.partition("=")
-    python, comma, model = rest.partition(",")
-    if not (equals and comma and python and model):
-        raise OptionError(f"--peer takes KIND=PYTHON,MODEL, not {option!r}.")
-    return kind, python, model
-
-
-def _rows(model: str, path: Path | None, count: int) -> dict[Work, list[list[int]]]:
-    texts = [prompt.turns[0] for prompt in spread(read_prompts(path), sys.maxsize)]
-    tokenizer = Tokenizer.from_parts(open_model(model).tokenizer)
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    return {work: cut(texts, encode, work.prompt, count) for work in WORKS}
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the comparison and exit: 0 done, 1 it failed, 2 it was called wrongly."""
-    app = typer.Typer(add_completion=False)
-    app.command()(compare)
-    try:
-        app(arguments, prog_name="python -m paceline.bench.peers")
-    except PacelineError as error:
-        _tell(f"paceline: {error}")
-        raise SystemExit(2 if isinstance(error, OptionError) else 1) from None
-
-
-if __name__ == "__main__":
-    main()

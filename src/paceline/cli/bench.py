@@ -1,22 +1,31 @@
-"""``paceline bench``: what a step costs, what a method brings, what a number format costs in quality."""
+"""``paceline bench``: what a step costs, what a method brings, what a number format costs in quality,
+and how others fare."""
 
+import sys
+from contextlib import ExitStack, closing
 from typing import Annotated, Any
 
 import typer
 
+from paceline.bench.environment import environment
+from paceline.bench.peer_worker import CONTEXT
+from paceline.bench.peers import Beside, Work, cut, digest, parse_peer, start
 from paceline.bench.perplexity import ANSWERS, PROMPTS, REFERENCE, score, write_answers
 from paceline.bench.rewriting import Rewriting, rewriting_prompts
 from paceline.bench.run import Comparison, parse_method
+from paceline.bench.runner import Runner
 from paceline.bench.step import StepBench
 from paceline.cli import VERBS
 from paceline.cli.flags import with_flags
 from paceline.cli.measure import LOADING, Count, Formats, Output, Prompts, Ticker, chosen, numbers, runner
 from paceline.cli.model import ENGINE, AsJson, Debug, ModelName, Quiet, open_model, print_json, tell
-from paceline.cli.tables import compared, header, perplexities, rewritten, show, stepped
+from paceline.cli.tables import beside, compared, header, perplexities, rewritten, show, stepped
 from paceline.errors import OptionError
 from paceline.prompts import Prompt, read_prompts, spread
 from paceline.sampling import Sampling
+from paceline.targets import load
 from paceline.targets.hub import DEFAULT_MODEL
+from paceline.text import Tokenizer
 from paceline.tree import MAX_NODES
 
 bench = typer.Typer(help=VERBS["bench"], add_completion=False)
@@ -43,7 +52,9 @@ def run(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="plain, ngram, draft_model:draft_layers=6,adaptive=false ...; give several."),
+        typer.Option(
+            "--method", help="plain, ngram, draft_layers=6, ngram:prompt_lookup_max=3,adaptive=false ...; give several."
+        ),
     ] = None,
     drafts: Drafts = None,
     adaptive: Annotated[
@@ -201,6 +212,61 @@ def perplexity(
     if scored < least:
         tell(f"{scored} tokens were scored, and {least} are wanted: give more prompts, or a lower --least.")
     return int(scored < least)
+
+
+@bench.command(help="paceline in int8 beside other engines, each in a process of its own: prompts and plain decoding.")
+def peers(
+    context: typer.Context,
+    *,
+    model: ModelName = DEFAULT_MODEL,
+    peer: Annotated[
+        list[str],
+        typer.Option(
+            "--peer",
+            help="KIND=PYTHON,MODEL; KIND is transformers (a folder), openvino (a folder) or llama.cpp (a GGUF file).",
+        ),
+    ],
+    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads of every engine.")] = 2,
+    prompts: Prompts = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many prompts of each kind.")] = 5,
+    prefill: Annotated[int, typer.Option("--prefill", min=2, max=CONTEXT // 2, help="Tokens of a long prompt.")] = 1000,
+    before: Annotated[int, typer.Option("--context", min=2, max=CONTEXT // 2, help="Tokens before decoding.")] = 200,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, max=CONTEXT // 2, help="Tokens decoded.")] = 128,
+    repeats: Repeats = 5,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    context.obj["debug"] |= debug
+    engines = [("paceline", sys.executable, model), *map(parse_peer, peer)]
+    if len({kind for kind, _, _ in engines}) < len(engines):
+        raise OptionError("--peer takes each kind of engine once, and paceline is always there.")
+    opened = load.open_model(model, progress=not quiet)
+    asked = spread(found := chosen(prompts, None), len(found))
+    encode = Tokenizer.from_parts(opened.tokenizer).encode
+    works = [Work("prefill", prefill, 1), Work("decode", before, max_tokens)]
+    rows = {work: cut([prompt.turns[0] for prompt in asked], encode, work.prompt, count) for work in works}
+    with ExitStack() as stack:
+        started = [stack.enter_context(closing(start(*engine, threads))) for engine in engines]
+        settings = {
+            "fingerprint": opened.fingerprint,
+            "engines": {engine.name: engine.version for engine in started},
+            "threads": threads,
+            "prompts": [[str(work), digest(ids)] for work, ids in rows.items()],
+        }
+        if not quiet:
+            tell(*(f"{engine.name}: {engine.version}" for engine in started))
+        ticker = stack.enter_context(Ticker(quiet))
+        measured = Beside(started, rows, Runner(output, environment(), settings, ticker), repeats=repeats)
+        measured.warm_up()
+        report = measured.report()
+    if as_json:
+        print_json(report)
+    else:
+        tell(header(report["environment"]))
+        show(beside(report))
+    return 0
 
 
 def _only(prompts: list[Prompt], categories: str | None) -> list[Prompt]:

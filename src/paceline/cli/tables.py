@@ -129,6 +129,24 @@ def perplexities(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def beside(report: Mapping[str, Any]) -> Table:
+    """Engines by work; ratios are of their seconds to those of the first."""
+    table = _table("work", "engine", "s", "least to most", "tokens/s", "ratio", "95 %", "same tokens")
+    for figure in report["figures"]:
+        seconds, (low, high) = figure["seconds"], figure["interval"]
+        table.add_row(
+            report["works"][figure["work"]],
+            figure["peer"],
+            f"{seconds['median']:.4f}",
+            f"{seconds['low']:.4f} to {seconds['high']:.4f}",
+            f"{figure['speed']:.1f}",
+            _x(figure["ratio"]),
+            f"{low:.2f} to {high:.2f}",
+            "" if figure["agrees"] is None else f"{figure['agrees']:.1f}",
+        )
+    return table
+
+
 def depths(positions: Sequence[Mapping[str, int]]) -> str:
     """For each depth the share that was accepted of those that were reached."""
     return " ".join(
