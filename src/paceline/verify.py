@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch.nn.functional import pad
+
 from paceline.draw import log_probability, processed
 from paceline.noise import noise_key
 from paceline.sampling import draw, logprobs
@@ -63,7 +65,10 @@ class Chooser:
         self._counted = self._start
 
     def __call__(self, row: Tensor, path: Sequence[int]) -> int:
-        """The token after the committed ones and ``path``; ``row`` is float32 [vocab], raw logits."""
+        """The token after the committed ones and ``path``; ``row`` is float32 [vocab], raw logits.
+
+        A drafter's row may be shorter, as its head may: it is then silent on the ids that it lacks.
+        """
         row = self._ruled(row, path).unsqueeze(0)
         return draw(row, self._sampling, self._key, (len(self._tokens) + len(path),))[0]
 
@@ -82,6 +87,8 @@ class Chooser:
         return math.exp(log_probability(processed(self._ruled(row, path), self._sampling), token))
 
     def _ruled(self, row: Tensor, path: Sequence[int]) -> Tensor:
+        if row.shape[0] < self._rules.vocab_size:
+            row = pad(row, (0, self._rules.vocab_size - row.shape[0]), value=-math.inf)
         if self._rules.trivial:
             return row[: self._rules.vocab_size]
         if self._counted < len(self._tokens):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.batch import Rows
 from paceline.drafters import Needs, Outcome, View
+from paceline.errors import RequestError, ResourceError
 from paceline.pages import PageTable
 from paceline.tree import MAX_NODES, TokenTree
 
@@ -65,8 +66,15 @@ class DraftModelDrafter:
 
     def fork(self, parent: int, child: View) -> None:
         state = self._states[parent]
-        tables = tuple(table.fork(state.filled) for table in state.tables)
-        self._states[child.id] = _State(tables, state.filled, [])
+        tables: list[PageTable] = []
+        try:
+            for table in state.tables:
+                tables.append(table.fork(state.filled))
+        except ResourceError:
+            for table in tables:
+                table.free()
+            raise
+        self._states[child.id] = _State(tuple(tables), state.filled, [])
 
     def rewind(self, sequence: int, length: int) -> None:
         state = self._states[sequence]
@@ -105,8 +113,11 @@ class DraftModelDrafter:
         ]
         growing = [chain for chain in chains if chain.budget > 0]
         self._catch_up(growing)
-        for depth in range(max((chain.budget for chain in growing), default=0)):
-            self._grow([chain for chain in growing if chain.budget > depth], depth)
+        depth = 0
+        while growing:
+            self._grow(growing, depth)
+            depth += 1
+            growing = [chain for chain in growing if chain.budget > depth]
         return [self._tree(chain) for chain in chains]
 
     def _catch_up(self, chains: Sequence[_Chain]) -> None:
@@ -130,7 +141,10 @@ class DraftModelDrafter:
                 chain.state.drafts.append(chain.drafts[-1])
             else:
                 chain.state.filled = len(chain.view.tokens)
-            chain.drafts.append(chain.view.draw(logits[place], chain.drafts))
+            try:
+                chain.drafts.append(chain.view.draw(logits[place], chain.drafts))
+            except RequestError:  # the rules leave no token that the draft model knows
+                chain.budget = depth
 
     def _add(self, rows: Rows, chain: _Chain, tokens: Sequence[int], scored: int) -> None:
         state = chain.state
