@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,10 @@ from paceline.bench.runner import Runner
 from paceline.bench.verify import COMBINATIONS, Verification, deal
 from paceline.cli import main
 from paceline.drafters import View
+from paceline.llm import LLM
+from paceline.prompts import read_prompts, spread
 from paceline.sampling import Sampling
+from paceline.targets.hub import DEFAULT_MODEL
 from paceline.verify import Verdict, Verifier
 from tests.bench_models import model_folder, prompts, tiny_llm
 from tests.toys import ScriptedDrafter
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.llm import LLM
     from paceline.request import Sequence as Running
     from paceline.tree import TokenTree
 
@@ -197,3 +200,18 @@ def test_seeds_and_prompts_decide_the_answers(tiny_llm: LLM) -> None:
     Verification(tiny_llm, [prompt], runner, max_tokens=10, draft_layers=2).report()
     answer = runner.cell({"plain": prompt.id, "temperature": 0.8}, dict)
     assert answer["ids"] == expected.token_ids
+
+
+@pytest.mark.long
+def test_the_whole_matrix_on_real_models(llm: LLM) -> None:
+    report = Verification(llm, read_prompts(), Runner(None, ENVIRONMENT, {}, quiet), draws=4).report()
+    assert report["compared"] >= 80 * 4
+    assert report["differing"] == 0, report["differences"]
+    other = os.environ.get("PACELINE_SECOND_MODEL")
+    others = [(DEFAULT_MODEL, "fp32"), (DEFAULT_MODEL, "bf16"), *([(other, "int8")] if other else [])]
+    for model, dtype in others:
+        loaded = LLM(model, dtype=dtype, speculation=False, max_model_len=2048, max_num_seqs=8)
+        runner = Runner(None, ENVIRONMENT, {}, quiet)
+        report = Verification(loaded, spread(read_prompts(), 20), runner, max_tokens=32).report()
+        assert report["compared"] == 20 * 20
+        assert report["differing"] == 0, report["differences"]
