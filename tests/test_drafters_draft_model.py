@@ -10,8 +10,7 @@ from torch.nn.functional import pad
 
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.pages import PagePool
-from paceline.targets.toy import ToyTarget
-from tests.toys import EOS, VOCAB, PairTarget, ToyRun, alone, path_rule, same
+from tests.toys import EOS, VOCAB, PairTarget, StrictTarget, ToyRun, alone, path_rule, same
 
 if TYPE_CHECKING:
     from paceline.request import Sequence
@@ -47,7 +46,7 @@ class Draft:
             tokens = running[number].tokens
             assert state.filled < len(tokens)
             assert self.drafter.length(number) == state.filled
-            if isinstance(self.model, ToyTarget) and self.model.groups[0].window is None:
+            if isinstance(self.model, StrictTarget) and self.model.groups[0].window is None:
                 assert self.held(number, state.filled) == tokens[: state.filled]
 
     def held(self, number: int, rows: int) -> list[int]:
@@ -79,7 +78,7 @@ def test_the_target_as_its_own_drafter_is_accepted_fully(length: int, count: int
     most = 1 + 12 * (length + 1)
     settings: dict[str, Any] = {"temperature": temperature, "ignore_eos": True, "max_tokens": most}
     run = ToyRun(RULE, lag=lag)
-    draft = Draft(ToyTarget(RULE, VOCAB))
+    draft = Draft(StrictTarget(RULE, VOCAB))
     spec = {"num_speculative_tokens": length}
     sequences = [
         run.add(prompt, draft.drafter, speculation=spec, seed=n, **settings) for n, prompt in enumerate(prompts)
@@ -104,7 +103,7 @@ def test_any_model_drafts_and_keeps_its_books(rule: Any, windows: tuple[int | No
         for n in range(3)
     ]
     run = ToyRun(RULE, window=windows[0], lag=lag, max_batch_tokens=20)
-    draft = Draft(ToyTarget(rule, VOCAB, window=windows[1]))
+    draft = Draft(StrictTarget(rule, VOCAB, window=windows[1]))
     sequences = [
         run.add(
             PROMPT[: 9 * n + 1],
@@ -133,7 +132,7 @@ def test_the_cache_after_every_number_of_accepted_drafts() -> None:
 
     length, start = 5, len(PROMPT)
     expected = alone(RULE, PROMPT, ignore_eos=True, max_tokens=60)
-    draft = Draft(ToyTarget(mostly, VOCAB))
+    draft = Draft(StrictTarget(mostly, VOCAB))
     run = ToyRun(RULE)
     sequence = run.add(PROMPT, draft.drafter, ignore_eos=True, max_tokens=60)
     seen = set()
@@ -160,7 +159,7 @@ def test_a_draft_model_of_a_shorter_context_stops_where_it_ends(length: int) -> 
     run = ToyRun(RULE, max_model_len=128)
     longest: list[int] = []
 
-    class Watched(ToyTarget):
+    class Watched(StrictTarget):
         def forward(self, batch: Any, *rest: Any) -> Any:
             longest.append(int(batch.positions.max()))
             return super().forward(batch, *rest)
@@ -209,7 +208,7 @@ def test_heads_of_another_height(rows: int, rules: dict[str, Any], caplog: pytes
     settings: dict[str, Any] = {"temperature": 2.0, "seed": 3, **rules}
     expected = alone(RULE, PROMPT, **settings)
     run = ToyRun(RULE)
-    draft = Draft(ToyTarget(rule, rows))
+    draft = Draft(StrictTarget(rule, rows))
     sequence = run.add(PROMPT, draft.drafter, **settings)
     ride(run, draft, [sequence])
     same(sequence, expected)
@@ -221,7 +220,7 @@ def test_heads_of_another_height(rows: int, rules: dict[str, Any], caplog: pytes
 def test_ends_that_come_at_any_time_leave_nothing() -> None:
     dice = random.Random(5)
     run = ToyRun(RULE, max_num_seqs=3)
-    draft = Draft(ToyTarget(half_right, VOCAB))
+    draft = Draft(StrictTarget(half_right, VOCAB))
     sequences = [run.add(PROMPT[: dice.randint(1, 28)], draft.drafter, max_tokens=30) for _ in range(9)]
     while not run.engine.idle:
         run.engine.step()
@@ -236,7 +235,7 @@ def test_ends_that_come_at_any_time_leave_nothing() -> None:
 def test_a_prompt_is_taken_in_however_late_it_is_asked() -> None:
     """The first draft comes when the sequence is longer than one piece, and long after the last one."""
     rule = path_rule(VOCAB, seed=73)
-    draft = Draft(ToyTarget(rule, VOCAB), pages=80, max_model_len=1200)
+    draft = Draft(StrictTarget(rule, VOCAB), pages=80, max_model_len=1200)
     run = ToyRun(rule, max_model_len=1200, pages=80)
     asked = 0
 
@@ -257,7 +256,7 @@ def test_a_prompt_is_taken_in_however_late_it_is_asked() -> None:
 
 def test_a_pool_that_is_too_small_costs_drafts_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
     run = ToyRun(RULE)
-    draft = Draft(ToyTarget(RULE, VOCAB), pages=3)
+    draft = Draft(StrictTarget(RULE, VOCAB), pages=3)
     sequences = [run.add(PROMPT, draft.drafter, max_tokens=30, seed=n) for n in range(2)]
     ride(run, draft, sequences)
     for sequence in sequences:
@@ -266,7 +265,7 @@ def test_a_pool_that_is_too_small_costs_drafts_and_no_request(caplog: pytest.Log
 
 
 def test_forks_and_rewinds() -> None:
-    draft = Draft(ToyTarget(RULE, VOCAB), pages=8)
+    draft = Draft(StrictTarget(RULE, VOCAB), pages=8)
     run = ToyRun(RULE)
     sequence = run.add(PROMPT, draft.drafter, max_tokens=60)
     for _ in range(4):

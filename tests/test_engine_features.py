@@ -40,13 +40,9 @@ class Pathwise(ToyTarget):
     def forward(self, batch: Batch, slabs: Seq[Slab], features: Seq[int] = ()) -> Scores:
         scores = super().forward(batch, slabs)
         self.asked.append(tuple(features))
-        segments = torch.repeat_interleave(torch.arange(batch.segments), batch.starts.diff().long())
+        paths = self.paths(batch, slabs, range(batch.rows))
         for layer in features:
-            rows = []
-            for row in range(batch.rows):
-                path = self._path(batch, slabs[0].keys, row, int(segments[row]))
-                rows.append(fingerprint(path, layer))
-            scores.features[layer] = torch.stack(rows)
+            scores.features[layer] = torch.stack([fingerprint(path, layer) for path in paths])
         return scores
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from paceline.drafters import Needs, Outcome, View
 from paceline.engine import Engine
 from paceline.options import Speculation
-from paceline.pages import CacheGroup, PagePool, Slab
+from paceline.pages import PAGE, CacheGroup, PagePool, Slab
 from paceline.request import Request, Sequence
 from paceline.rules import LogitRules, bad_word_ids
 from paceline.sampling import Sampling
@@ -207,12 +207,36 @@ def path_rule(
     return rule
 
 
+class StrictTarget(ToyTarget):
+    """A toy that also proves what a batch promises: positions, unmapped pages never touched, no row written twice."""
+
+    def forward(self, batch: Batch, slabs: Seq[Slab], features: Seq[int] = ()) -> Scores:
+        window, score, starts = self.groups[0].window, batch.score.tolist(), batch.starts.tolist()
+        assert score == sorted(set(score))
+        assert starts == sorted(set(starts))
+        rows = [t.tolist() for t in (batch.storage, batch.context, batch.visible, batch.positions)]
+        written: set[tuple[int, int]] = set()
+        for segment, mapped in enumerate(batch.tables[0].tolist()):
+            for row in range(starts[segment], starts[segment + 1]):
+                storage, context, word, position = (values[row] for values in rows)
+                bits = [context + bit for bit in range(64) if word >> bit & 1]
+                assert position == context + len(bits) - 1 < self.max_positions
+                assert storage == (bits or [context - 1])[-1]
+                first = 0 if window is None else max(0, position + 1 - window)
+                assert all(page >= 0 for page in mapped[first // PAGE : -(-context // PAGE)])
+                assert all(mapped[place // PAGE] >= 0 for place in bits)
+                place = (mapped[storage // PAGE], storage % PAGE)
+                assert place not in written
+                written.add(place)
+        return super().forward(batch, slabs, features)
+
+
 class PairTarget:
     """A toy with two cache groups, one with a window: rows are scored by what each of the two holds of their path."""
 
     def __init__(self, rule: Callable[[list[int]], Tensor], vocab_size: int, max_positions: int, window: int) -> None:
-        self._local = ToyTarget(rule, vocab_size, max_positions, window)
-        self._whole = ToyTarget(rule, vocab_size, max_positions)
+        self._local = StrictTarget(rule, vocab_size, max_positions, window)
+        self._whole = StrictTarget(rule, vocab_size, max_positions)
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.groups: tuple[CacheGroup, ...] = (*self._whole.groups, *self._local.groups)
@@ -281,7 +305,7 @@ class ToyRun:
         clock: Clock | None = None,
         target: Target | None = None,
     ) -> None:
-        self.target = target or ToyTarget(rule, vocab, max_model_len, window)
+        self.target = target or StrictTarget(rule, vocab, max_model_len, window)
         self.pools = [PagePool(group, pages) for group in self.target.groups]
         self.pool = self.pools[0]
         self.max_model_len = max_model_len

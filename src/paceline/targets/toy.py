@@ -45,23 +45,34 @@ class ToyTarget:
         segment = torch.repeat_interleave(torch.arange(batch.segments), batch.starts.diff().long())
         places = batch.storage.long()
         keys[table[segment, places // PAGE].long(), 0, 0, 0, places % PAGE] = batch.ids.float()
-        paths = [self._path(batch, keys, row, int(segment[row])) for row in batch.score.tolist()]
+        paths = self.paths(batch, slabs, batch.score.tolist())
         logits = torch.stack([self.rule(path) for path in paths]) if paths else torch.empty(0, self.vocab_size)
         hidden = torch.tensor([[float(path[-1])] for path in paths]).reshape(-1, 1)
         taps = {layer: batch.ids.float().unsqueeze(1) + layer for layer in features}
         return Scores(logits, hidden, taps)
 
-    def _path(self, batch: Batch, keys: Tensor, row: int, segment: int) -> list[int]:
-        context, word = int(batch.context[row]), int(batch.visible[row])
-        bits = [bit for bit in range(64) if word >> bit & 1]
-        places = torch.tensor([*range(context), *(context + bit for bit in bits)])
-        pages = batch.tables[0][segment, places // PAGE].long()
-        first = 0
-        window = self.groups[0].window
-        if window is not None:
-            first = max(0, len(places) - window)
-        path = keys[pages[first:], 0, 0, 0, places[first:] % PAGE]
-        return [int(token) for token in path.tolist()]
+    def paths(self, batch: Batch, slabs: Sequence[Slab], rows: Sequence[int]) -> list[list[int]]:
+        """What the cache holds for each of ``rows``, which ascend: its path, or the part of it in the window."""
+        context, words, starts = batch.context.tolist(), batch.visible.tolist(), batch.starts.tolist()
+        segment, stored = -1, []
+        paths = []
+        for row in rows:
+            while row >= starts[segment + 1]:
+                segment += 1
+                stored = self._stored(batch.tables[0][segment], slabs[0].keys)
+            bits = [context[row] + bit for bit in range(64) if words[row] >> bit & 1]
+            places = [*range(context[row]), *bits]
+            window = self.groups[0].window
+            paths.append([int(stored[place]) for place in (places if window is None else places[-window:])])
+        return paths
+
+    @staticmethod
+    def _stored(table: Tensor, keys: Tensor) -> list[float]:
+        """Everything in one sequence's pages, NaN where none is mapped: to read that is an error."""
+        held = keys[table.long(), 0, 0, 0]
+        held[table < 0] = torch.nan
+        stored: list[float] = held.flatten().tolist()
+        return stored
 
 
 def table_rule(vocab_size: int, seed: int = 0, spread: float = 3.0, memory: int = 3) -> Callable[[list[int]], Tensor]:
