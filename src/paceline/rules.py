@@ -71,6 +71,7 @@ class LogitRules:
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
         self._check()
+        self.prompt = torch.tensor(sorted(i for i in set(prompt_ids) if i < vocab_size), dtype=torch.int64)
         self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
         self.bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
         self.forbidden = self._forbidden()
@@ -114,7 +115,8 @@ class LogitRules:
         output = counts.output + Counter(path) if path else counts.output
         repetition = self.sampling.repetition_penalty
         if repetition != 1.0:
-            ids = torch.tensor(sorted(counts.prompt.union(output)), dtype=torch.int64)
+            new = torch.tensor([i for i in output if i not in counts.prompt], dtype=torch.int64)
+            ids = torch.cat([self.prompt, new])
             seen = row[ids]
             row[ids] = torch.where(seen > 0, seen / repetition, seen * repetition)
         if output and (self.sampling.presence_penalty or self.sampling.frequency_penalty):
@@ -128,7 +130,7 @@ class LogitRules:
             row[self.forbidden] = -torch.inf
         banned = [word[-1] for word in self.words if len(word) > 1 and self._ends(word[:-1], output_ids, path)]
         if len(output_ids) + len(path) < self.sampling.min_tokens:
-            banned.extend(self.stop_ids)
+            banned.extend(i for i in self.stop_ids if i < self.vocab_size)
         if banned:
             row[torch.tensor(banned, dtype=torch.int64)] = -torch.inf
 

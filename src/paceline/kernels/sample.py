@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ import torch
 
 from paceline import draw as plain
 from paceline.draw import Filter, Logprob
-from paceline.errors import ResourceError
 from paceline.kernels import library
 from paceline.noise import stream
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PATHS = ("portable", "avx2", "avx512")
+_NOT_FINITE = -2
 
 
 class _Filter(ctypes.Structure):
@@ -56,12 +57,13 @@ class SampleKernels:
         self._logprobs, self._uniforms = library.pl_logprobs, library.pl_uniforms
         rows: list[Any] = [ctypes.c_int32, pointer, integer, integer, integer]
         self._argmax.argtypes = [*rows, pointer]
-        self._draw.argtypes = [*rows, pointer, pointer, pointer]
-        self._logprobs.argtypes = [ctypes.c_int32, pointer, integer, integer, integer, pointer, pointer]
+        self._draw.argtypes = [*rows, pointer, pointer, pointer, pointer]
+        self._logprobs.argtypes = [*rows, pointer, pointer, pointer]
         self._logprobs.restype = integer
         self._uniforms.argtypes = [ctypes.c_uint64, pointer, integer, pointer]
         for function in (self._argmax, self._draw, self._uniforms):
             function.restype = None
+        self._local = threading.local()
         self.best: int = library.pl_sample_path()
         self.path = self.best if path is None else PATHS.index(path)
 
@@ -81,7 +83,7 @@ class SampleKernels:
         chosen = _Filter(options.scale, options.top_p, options.reach, options.top_k)
         self._draw(
             *(self.path, rows.data_ptr(), count, rows.stride(0), rows.shape[1]),
-            *(ctypes.byref(chosen), keys, found),
+            *(ctypes.byref(chosen), keys, self._room(rows.shape[1]), found),
         )
         return _checked(list(found))
 
@@ -90,12 +92,20 @@ class SampleKernels:
         size = row.shape[0]
         k = min(k, size)
         report, ids = _Report(), (ctypes.c_int64 * max(k, 1))()
-        _checked([self._logprobs(self.path, row.data_ptr(), size, token, k, ctypes.byref(report), ids)])
+        place = row.data_ptr(), size, token, k, self._room(size)
+        _checked([self._logprobs(self.path, *place, ctypes.byref(report), ids)])
         total = math.log(report.total / plain.GRID)
         listed = ids[: report.listed]
         values = row[torch.tensor(listed, dtype=torch.int64)].tolist()
         top = tuple((i, value - report.top - total) for i, value in zip(listed, values, strict=True))
         return Logprob(token, float(row[token]) - report.top - total, report.rank, top)
+
+    def _room(self, size: int) -> int:
+        """Where this thread may put the candidates of a row; kept, since fresh memory costs more than a draw."""
+        room: Tensor | None = getattr(self._local, "room", None)
+        if room is None or room.shape[0] <= size:
+            room = self._local.room = torch.empty(size + 1, 2, dtype=torch.int64)
+        return room.data_ptr()
 
     def uniforms(self, key: int, position: int, ids: Tensor) -> Tensor:
         result = torch.empty(ids.shape[0], dtype=torch.float64)
@@ -111,8 +121,7 @@ def _packed(rows: Tensor) -> Tensor:
 
 def _checked(tokens: list[int]) -> list[int]:
     if tokens and min(tokens) < 0:
-        plain.check_top({-1: -math.inf, -2: math.nan}.get(min(tokens), 0.0))
-        raise ResourceError("no memory is left to draw a token; close other programs or use a smaller model.")
+        plain.check_top(math.nan if min(tokens) == _NOT_FINITE else -math.inf)
     return tokens
 
 

@@ -22,7 +22,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 64, WIDE = 256, BANDS = 8, FEW = 24, ON_STACK = 1024 };
+enum { BLOCK = 64, WIDE = 256, BANDS = 16, FEW = 24 };
 
 static const uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
 static const float GRID = 0x1p40f, LOG2E = 0x1.715476p+0f, ROUND = 0x1.8p23f;
@@ -105,20 +105,25 @@ INLINE int64_t nearest(float x)
 
 INLINE int64_t mass(float x, float top, float scale) { return nearest(weigh(x, top, scale) * GRID); }
 
+INLINE int64_t block_mass(const float *x, int64_t n, float top, float scale, float floor)
+{
+    float weights[WIDE];
+    int64_t total = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float weight = weigh(x[i], top, scale) * GRID;
+        weights[i] = x[i] >= floor ? weight : 0.0f;
+    }
+    for (int64_t i = 0; i < n; i++)
+        total += nearest(weights[i]);
+    return total;
+}
+
 INLINE int64_t total_mass(const float *x, int64_t n, float top, float scale, float floor)
 {
-    int64_t total = 0;
-    for (int64_t i = 0; i < n; i += WIDE) {
-        float weights[WIDE];
-        int64_t count = least_of(n - i, WIDE);
-        for (int64_t j = 0; j < count; j++) {
-            float weight = weigh(x[i + j], top, scale) * GRID;
-            weights[j] = x[i + j] >= floor ? weight : 0.0f;
-        }
-        for (int64_t j = 0; j < count; j++)
-            total += nearest(weights[j]);
-    }
-    return total;
+    int64_t total = 0, i = 0;
+    for (; i + WIDE <= n; i += WIDE)
+        total += block_mass(x + i, WIDE, top, scale, floor);
+    return total + block_mass(x + i, n - i, top, scale, floor);
 }
 
 INLINE uint64_t mix(uint64_t h)
@@ -161,16 +166,12 @@ static double score(float x, float top, double scale, uint64_t key, int64_t id)
     return ((double)x - (double)top) * scale - logarithm(-logarithm(uniform(key, id)));
 }
 
-/* A candidate: ranks ascend as logits descend and, among equal ones, as ids ascend. */
-typedef struct {
-    uint64_t rank;
-    int64_t mass;
-} item;
+/* Candidates: ranks ascend as logits descend and, among equal ones, as ids ascend. */
+typedef pl_candidate item;
 
 typedef struct {
-    item *items, *heap;
-    int64_t count, room;
-    item stack[ON_STACK];
+    item *items; /* room for one more than the row has tokens */
+    int64_t count;
 } list;
 
 INLINE uint64_t rank_of(float x, int64_t id)
@@ -183,23 +184,8 @@ static int64_t id_of(uint64_t rank) { return (int64_t)(uint32_t)rank; }
 
 static float logit_of(uint64_t rank) { return unordered((int32_t)(~(uint32_t)(rank >> 32) ^ 0x80000000u)); }
 
-static int push(list *l, uint64_t rank)
-{
-    if (l->count == l->room) {
-        item *grown = malloc((size_t)l->room * 4 * sizeof(item));
-        if (!grown)
-            return 0;
-        memcpy(grown, l->items, (size_t)l->count * sizeof(item));
-        free(l->heap);
-        l->items = l->heap = grown;
-        l->room *= 4;
-    }
-    l->items[l->count++] = (item){rank, 1};
-    return 1;
-}
-
 /* Add the tokens whose logits are at least low and below high. */
-INLINE int collect(list *l, const float *x, int64_t n, float low, float high)
+INLINE void collect(list *l, const float *x, int64_t n, float low, float high)
 {
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t count = least_of(n - i, BLOCK);
@@ -207,10 +193,9 @@ INLINE int collect(list *l, const float *x, int64_t n, float low, float high)
         for (int64_t j = 0; j < count; j++)
             any |= (x[i + j] >= low) & (x[i + j] < high);
         for (int64_t j = 0; any && j < count; j++)
-            if (x[i + j] >= low && x[i + j] < high && !push(l, rank_of(x[i + j], i + j)))
-                return 0;
+            if (x[i + j] >= low && x[i + j] < high)
+                l->items[l->count++] = (item){rank_of(x[i + j], i + j), 1};
     }
-    return 1;
 }
 
 static void insertion_sort(item *a, int64_t low, int64_t high)
@@ -222,6 +207,12 @@ static void insertion_sort(item *a, int64_t low, int64_t high)
             a[j] = a[j - 1];
         a[j] = moved;
     }
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    uint64_t first = ((const item *)a)->rank, second = ((const item *)b)->rank;
+    return (first > second) - (first < second);
 }
 
 static uint64_t median(uint64_t a, uint64_t b, uint64_t c)
@@ -242,13 +233,14 @@ static int64_t select_share(item *a, int64_t n, int64_t share)
     while (high - low > FEW) {
         uint64_t pivot = median(a[low].rank, a[low + (high - low) / 2].rank, a[high - 1].rank);
         int64_t middle = low, sum = 0;
-        for (int64_t i = low; i < high; i++)
-            if (a[i].rank <= pivot) {
-                item t = a[i];
-                a[i] = a[middle];
-                a[middle++] = t;
-                sum += t.mass;
-            }
+        for (int64_t i = low; i < high; i++) { /* without branches, which would be guessed wrong half the time */
+            item t = a[i];
+            int64_t in_front = t.rank <= pivot;
+            a[i] = a[middle];
+            a[middle] = t;
+            middle += in_front;
+            sum += t.mass & -in_front;
+        }
         if (sum >= share) {
             high = middle;
         } else {
@@ -263,7 +255,7 @@ static int64_t select_share(item *a, int64_t n, int64_t share)
     return n;
 }
 
-static int64_t weigh_items(item *a, int64_t n, float top, float scale)
+INLINE int64_t weigh_items(item *a, int64_t n, float top, float scale)
 {
     int64_t sum = 0;
     for (int64_t i = 0; i < n; i++)
@@ -274,7 +266,7 @@ static int64_t weigh_items(item *a, int64_t n, float top, float scale)
 /* The lower edge of a band of candidates; the last one reaches down to the floor. */
 static float band(int index, float top, double scale, float floor)
 {
-    double edge = (double)top - 4.0 * (index + 1) / scale;
+    double edge = (double)top - 2.0 * (index + 1) / scale;
     return index + 1 < BANDS && edge > (double)floor ? (float)edge : floor;
 }
 
@@ -284,42 +276,59 @@ static int64_t share_of(double top_p, int64_t total)
     return share > 1 ? share : 1;
 }
 
+/* Add the first count tokens, in any order, or all that there are down to the floor. */
+INLINE void collect_first(list *l, const float *x, int64_t n, float top, double scale, float floor, int64_t count)
+{
+    float low, high = INFINITY;
+    for (int i = 0; i < BANDS && high > floor && l->count < count; i++, high = low) {
+        low = band(i, top, scale, floor);
+        collect(l, x, n, low, high);
+    }
+    if (l->count > count)
+        l->count = select_share(l->items, l->count, count) + 1;
+}
+
+/* Add the band of tokens in which the mass, summed from the highest logit down, reaches the share, and take what lies
+ * above it off the share. */
+INLINE void collect_crossing(list *l, const float *x, int64_t n, float top, double scale, float floor, int64_t *share)
+{
+    float low, high = INFINITY;
+    for (int i = 0; i < BANDS && high > floor; i++, high = low) {
+        low = band(i, top, scale, floor);
+        l->count = 0;
+        collect(l, x, n, low, high);
+        int64_t sum = weigh_items(l->items, l->count, top, (float)scale);
+        if (sum >= *share)
+            return;
+        *share -= sum;
+    }
+}
+
 /* The rank of the last token that top_k and top_p keep, given the floor that min_p sets. */
-INLINE int find_last(list *l, const float *x, int64_t n, float top, const pl_filter *f, float floor, uint64_t *last)
+INLINE uint64_t find_last(list *l, const float *x, int64_t n, float top, const pl_filter *f, float floor)
 {
     const float scale = (float)f->scale;
-    const int by_count = f->top_k > 0 && f->top_k < n;
-    int64_t share = by_count ? f->top_k : share_of(f->top_p, total_mass(x, n, top, scale, floor));
-    float high = INFINITY;
-    for (int i = 0; i < BANDS && high > floor; i++) {
-        float low = band(i, top, f->scale, floor);
-        if (!by_count)
-            l->count = 0;
-        if (!collect(l, x, n, low, high))
-            return 0;
-        high = low;
-        if (by_count && l->count < share)
-            continue;
-        int64_t sum = by_count ? l->count : weigh_items(l->items, l->count, top, scale);
-        if (sum >= share)
-            break;
-        share -= sum;
+    uint64_t last = 0;
+    int64_t share;
+    if (f->top_k > 0 && f->top_k < n) {
+        collect_first(l, x, n, top, f->scale, floor, f->top_k);
+        share = share_of(f->top_p, weigh_items(l->items, l->count, top, scale));
+    } else {
+        share = share_of(f->top_p, total_mass(x, n, top, scale, floor));
+        collect_crossing(l, x, n, top, f->scale, floor, &share);
     }
-    int64_t place = select_share(l->items, l->count, share);
-    if (by_count && f->top_p < 1.0) {
-        int64_t kept = least_of(place + 1, l->count);
-        share = share_of(f->top_p, weigh_items(l->items, kept, top, scale));
-        place = select_share(l->items, kept, share);
-    }
-    if (place < l->count)
-        *last = l->items[place].rank;
-    return 1;
+    if (f->top_p < 1.0)
+        return l->items[select_share(l->items, l->count, share)].rank;
+    for (int64_t i = 0; i < l->count; i++)
+        last = l->items[i].rank > last ? l->items[i].rank : last;
+    return last;
 }
 
 /* The token of highest score among those up to last; best is the place of the highest logit. Noise is worked out where
  * a token could still win alone: with u its uniform number and E = -log u >= 1 - u, its score, (x - top) * scale - log
  * E, beats the best so far only if 1 - u <= exp((x - top) * scale - score). */
-INLINE int64_t find_winner(const float *x, int64_t n, float top, double scale, uint64_t last, uint64_t key, int64_t best)
+INLINE int64_t find_winner(const float *x, int64_t n, float top, double scale, uint64_t last, uint64_t key,
+                           int64_t best)
 {
     const float lowest = logit_of(last), float_scale = (float)scale;
     double high = score(top, top, scale, key, best);
@@ -366,7 +375,7 @@ static float floor_of(float top, double reach)
     return (double)floor < edge ? nextafterf(floor, INFINITY) : floor;
 }
 
-INLINE int64_t draw_row(const float *x, int64_t n, const pl_filter *f, uint64_t key)
+INLINE int64_t draw_row(const float *x, int64_t n, const pl_filter *f, uint64_t key, item *room)
 {
     float top;
     int64_t best = find_top(x, n, &top);
@@ -375,17 +384,14 @@ INLINE int64_t draw_row(const float *x, int64_t n, const pl_filter *f, uint64_t 
     float floor = floor_of(top, f->reach);
     uint64_t last = rank_of(floor, UINT32_MAX);
     if ((f->top_k > 0 && f->top_k < n) || f->top_p < 1.0) {
-        list l = {.count = 0, .room = ON_STACK};
-        l.items = l.stack;
-        int fits = find_last(&l, x, n, top, f, floor, &last);
-        free(l.heap);
-        if (!fits)
-            return PL_NO_ROOM;
+        list l = {room, 0};
+        last = find_last(&l, x, n, top, f, floor);
     }
     return find_winner(x, n, top, f->scale, last, key, best);
 }
 
-INLINE int64_t report_row(const float *x, int64_t n, int64_t token, int64_t k, pl_report *out, int64_t *ids)
+INLINE int64_t report_row(const float *x, int64_t n, int64_t token, int64_t k, item *room, pl_report *out,
+                          int64_t *ids)
 {
     int64_t before = 0, best = find_top(x, n, &out->top);
     if (best < 0)
@@ -396,42 +402,29 @@ INLINE int64_t report_row(const float *x, int64_t n, int64_t token, int64_t k, p
     for (int64_t i = 0; i < token; i++)
         before += x[i] == x[token];
     out->rank = before + 1;
-    if (k > 0) {
-        list l = {.count = 0, .room = ON_STACK};
-        l.items = l.stack;
-        float high = INFINITY;
-        int fits = 1;
-        for (int i = 0; fits && i < BANDS && l.count < k && high > -FLT_MAX; i++) {
-            float low = band(i, out->top, 1.0, -FLT_MAX);
-            fits = collect(&l, x, n, low, high);
-            high = low;
-        }
-        if (fits && l.count > k)
-            l.count = select_share(l.items, l.count, k) + 1;
-        insertion_sort(l.items, 0, l.count);
-        for (int64_t i = 0; i < l.count; i++)
-            ids[i] = id_of(l.items[i].rank);
-        out->listed = l.count;
-        free(l.heap);
-        if (!fits)
-            return PL_NO_ROOM;
-    }
+    list l = {room, 0};
+    collect_first(&l, x, n, out->top, 1.0, -FLT_MAX, k);
+    qsort(l.items, (size_t)l.count, sizeof(item), by_rank);
+    for (int64_t i = 0; i < l.count; i++)
+        ids[i] = id_of(l.items[i].rank);
+    out->listed = l.count;
     return best;
 }
 
-#define PATH(NAME, TARGET)                                                                                            \
-    TARGET static int64_t top_##NAME(const float *x, int64_t n)                                                       \
-    {                                                                                                                 \
-        float top;                                                                                                    \
-        return find_top(x, n, &top);                                                                                  \
-    }                                                                                                                 \
-    TARGET static int64_t draw_##NAME(const float *x, int64_t n, const pl_filter *f, uint64_t key)                    \
-    {                                                                                                                 \
-        return draw_row(x, n, f, key);                                                                                \
-    }                                                                                                                 \
-    TARGET static int64_t report_##NAME(const float *x, int64_t n, int64_t token, int64_t k, pl_report *r, int64_t *i) \
-    {                                                                                                                 \
-        return report_row(x, n, token, k, r, i);                                                                      \
+#define PATH(NAME, TARGET)                                                                                       \
+    TARGET static int64_t top_##NAME(const float *x, int64_t n)                                                  \
+    {                                                                                                            \
+        float top;                                                                                               \
+        return find_top(x, n, &top);                                                                             \
+    }                                                                                                            \
+    TARGET static int64_t draw_##NAME(const float *x, int64_t n, const pl_filter *f, uint64_t key, item *room)   \
+    {                                                                                                            \
+        return draw_row(x, n, f, key, room);                                                                     \
+    }                                                                                                            \
+    TARGET static int64_t report_##NAME(const float *x, int64_t n, int64_t token, int64_t k, item *room,         \
+                                        pl_report *report, int64_t *ids)                                         \
+    {                                                                                                            \
+        return report_row(x, n, token, k, room, report, ids);                                                    \
     }
 
 PATH(portable, )
@@ -467,17 +460,18 @@ void pl_argmax(int32_t path, const float *x, int64_t rows, int64_t stride, int64
 }
 
 void pl_draw(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, const pl_filter *filter,
-             const uint64_t *keys, int64_t *out)
+             const uint64_t *keys, pl_candidate *room, int64_t *out)
 {
     (void)path;
     for (int64_t i = 0; i < rows; i++)
-        out[i] = CHOOSE(path, draw)(x + i * stride, n, filter, keys[i]);
+        out[i] = CHOOSE(path, draw)(x + i * stride, n, filter, keys[i], room);
 }
 
-int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int64_t k, pl_report *report, int64_t *ids)
+int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int64_t k, pl_candidate *room,
+                    pl_report *report, int64_t *ids)
 {
     (void)path;
-    return CHOOSE(path, report)(x, n, token, k, report, ids);
+    return CHOOSE(path, report)(x, n, token, k, room, report, ids);
 }
 
 void pl_uniforms(uint64_t key, const int64_t *ids, int64_t n, double *out)

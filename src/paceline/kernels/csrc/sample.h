@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* In place of a token: a row of nothing but -inf, a row with NaN or +inf, no memory. */
-enum { PL_NO_TOKEN = -1, PL_NOT_FINITE = -2, PL_NO_ROOM = -3 };
+/* In place of a token: a row of nothing but -inf, a row with NaN or +inf. */
+enum { PL_NO_TOKEN = -1, PL_NOT_FINITE = -2 };
 
 /* draw.py's Filter: scale is 1 / temperature, reach is temperature x log(min_p). */
 typedef struct {
@@ -18,11 +18,18 @@ typedef struct {
     float top, pad;
 } pl_report;
 
+/* Scratch: the functions that take it need room for one more than a row has tokens. */
+typedef struct {
+    uint64_t rank;
+    int64_t mass;
+} pl_candidate;
+
 int32_t pl_sample_path(void);
 void pl_argmax(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, int64_t *out);
 void pl_draw(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, const pl_filter *filter,
-             const uint64_t *keys, int64_t *out);
-int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int64_t k, pl_report *report, int64_t *ids);
+             const uint64_t *keys, pl_candidate *room, int64_t *out);
+int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int64_t k, pl_candidate *room,
+                    pl_report *report, int64_t *ids);
 void pl_uniforms(uint64_t key, const int64_t *ids, int64_t n, double *out);
 
 #endif
