@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,6 +41,7 @@ def environment(llm: LLM | None = None) -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
         "code": code(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if llm is not None:
         found |= {"model": llm.loaded.name, "dtype": llm.loaded.dtype, **_options(llm)}

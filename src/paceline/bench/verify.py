@@ -26,7 +26,7 @@ BATCHES = (1, 8)
 TEMPERATURES = (0.0, 0.8)
 DRAWS = 4
 ENOUGH = 500
-_SEED = 20_000
+FIRST_SEED = 20_000
 _WRONG = 0.5
 _SHOWN = 20
 
@@ -98,7 +98,7 @@ class Verification:
         self._drafts = drafts
         self._layers = {"draft_layers": draft_layers if layers > draft_layers else max(1, layers // 2), "self": layers}
         self._prompts = {prompt.id: self._ids(prompt) for prompt in prompts}
-        self._seeds = {prompt.id: _SEED + place for place, prompt in enumerate(prompts)}
+        self._seeds = {prompt.id: FIRST_SEED + place for place, prompt in enumerate(prompts)}
         hands = deal(len(prompts), draws)
         self._members = {
             way: [prompt.id for prompt, hand in zip(prompts, hands, strict=True) if way in hand] for way in COMBINATIONS
@@ -120,6 +120,7 @@ class Verification:
             "combinations": rows,
             "differences": [difference for row in rows for difference in row.pop("differences")][:_SHOWN],
             "environment": self._runner.environment,
+            "settings": self._runner.settings,
         }
 
     def _combination(self, way: Combination) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.bench.verify import DRAWS, Verification
+from paceline.bench.verify import DRAWS, FIRST_SEED, Verification
 from paceline.cli.flags import with_flags
 from paceline.cli.measure import Count, Output, Prompts, Ticker, chosen, runner
 from paceline.cli.model import ENGINE, AsJson, Debug, Quiet, open_model, print_json, tell
@@ -49,10 +49,11 @@ def verify(
         raise OptionError(f"max_num_seqs is {engine['max_num_seqs']}; verifying runs {AT_A_TIME} requests at a time.")
     llm = open_model(model, engine, False, quiet=quiet)
     with Ticker(quiet) as ticker:
+        settings = {"verify": max_tokens, "drafts": drafts, "draft_layers": draft_layers, "seed": FIRST_SEED}
         verification = Verification(
             llm,
             asked,
-            runner(llm, asked, output, ticker, verify=max_tokens, drafts=drafts, draft_layers=draft_layers),
+            runner(llm, asked, output, ticker, **settings),
             max_tokens=max_tokens,
             draws=DRAWS if full else None,
             drafts=drafts,
