@@ -42,7 +42,8 @@ class ToyTarget:
 
     def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int] = ()) -> Scores:
         keys, table = slabs[0].keys, batch.tables[0]
-        segment = torch.repeat_interleave(torch.arange(batch.segments), batch.starts.diff().long())
+        sizes = batch.starts.diff().tolist()
+        segment = torch.tensor([place for place, rows in enumerate(sizes) for _ in range(rows)])
         places = batch.storage.long()
         keys[table[segment, places // PAGE].long(), 0, 0, 0, places % PAGE] = batch.ids.float()
         paths = self.paths(batch, slabs, batch.score.tolist())
