@@ -178,6 +178,102 @@ def test_refused_by_name(change: dict[str, Any], words: str) -> None:
         from_hf_config({**LLAMA, **change})
 
 
+# Keys and values as published models have them.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "SmolLM2": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "is_llama_config": True,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "rope_theta": 100000,
+        "torch_dtype": "bfloat16",
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+        "use_cache": True,
+    },
+    "Mistral": {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "sliding_window": None,
+    },
+    "Qwen2.5": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "max_window_layers": 21,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+    },
+    "Gemma 2": {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_size": 4096,
+    },
+    "Gemma 3": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_local_base_freq": 10000,
+        "rope_theta": 1000000,
+        "sliding_window_pattern": 6,
+        "use_bidirectional_attention": False,
+        "_sliding_window_pattern": 6,
+    },
+    "Phi-4-mini": {
+        "model_type": "phi3",
+        "architectures": ["Phi3ForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+        "attention_bias": False,
+        "embd_pdrop": 0.0,
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0,
+        "rope_scaling": {"long_factor": [1.0] * 6, "short_factor": [1.0] * 6, "type": "longrope"},
+        "sliding_window": 262144,
+    },
+    "Granite": {
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 16.0,
+        "residual_multiplier": 0.22,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_keys_are_known(name: str) -> None:
+    spec = from_hf_config({**LLAMA, **PUBLISHED[name]})
+    assert len(spec.layers) == 4
+
+
+def test_types_of_layers_that_the_family_does_not_have() -> None:
+    assert from_hf_config({**LLAMA, "layer_types": ["full_attention"] * 4}) == from_hf_config(LLAMA)
+    with pytest.raises(UnsupportedModelError, match="mixed types"):
+        from_hf_config({**LLAMA, "layer_types": ["full_attention", "sliding_attention"] * 2})
+
+
 def test_harmless_keys_are_let_through() -> None:
     extra = {
         "torch_dtype": "bfloat16",

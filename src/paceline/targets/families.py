@@ -27,6 +27,7 @@ _READ = frozenset(
         "num_attention_heads",
         "num_key_value_heads",
         "head_dim",
+        "layer_types",
         "rms_norm_eps",
         "max_position_embeddings",
         "tie_word_embeddings",
@@ -101,7 +102,7 @@ class Family:
     scaled_embedding: bool = False
 
 
-_SLIDING_KEYS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})
+_SLIDING_KEYS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers"})
 _GEMMA_KEYS = frozenset(
     {
         "hidden_act",
@@ -109,7 +110,7 @@ _GEMMA_KEYS = frozenset(
         "attention_bias",
         "query_pre_attn_scalar",
         "sliding_window",
-        "layer_types",
+        "sliding_window_size",  # written beside it by the first files
         "final_logit_softcapping",
         "attn_logit_softcapping",
         "use_bidirectional_attention",

@@ -135,10 +135,11 @@ def _packed(spec: ModelSpec, source: WeightSource, dtype: Format) -> Iterator[di
         if any(biased) and not all(biased):
             raise WeightsError(f"{name} has a bias for some of its parts only")
         bias = _joined([source.get(f"{part}.bias") for part in parts]) if any(biased) else None
-        return {f"{name}.{key}": tensor for key, tensor in _pack(weight, bias, dtype).items()}
+        found = _in_chunks(weight, lambda rows, values: pack_linear(rows, values, dtype), bias)
+        return {f"{name}.{key}": tensor for key, tensor in found.items()}
 
-    embedding = source.get("embedding")
-    yield {f"embedding.{key}": tensor for key, tensor in pack_embedding(embedding, dtype).items()}
+    embedding = _in_chunks(source.get("embedding"), lambda rows, _: pack_embedding(rows, dtype))
+    yield {f"embedding.{key}": tensor for key, tensor in embedding.items()}
     for index in range(len(spec.layers)):
         layer = f"layers.{index}"
         found = product(f"{layer}.qkv", [f"{layer}.{role}" for role in "qkv"])
@@ -154,12 +155,14 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _pack(weight: Tensor, bias: Tensor | None, dtype: Format) -> dict[str, Tensor]:
-    """Pack some thousand rows at a time: the head of a small model is wider than all the rest together."""
+def _in_chunks(
+    weight: Tensor, pack: Callable[[Tensor, Tensor | None], dict[str, Tensor]], bias: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Pack some thousand rows at a time: the head of a small model is larger than all the rest together."""
     pieces = []
     for first in range(0, len(weight), _CHUNK):
         rows = slice(first, first + _CHUNK)
-        pieces.append(pack_linear(weight[rows], None if bias is None else bias[rows], dtype))
+        pieces.append(pack(weight[rows], None if bias is None else bias[rows]))
     return {key: torch.cat([piece[key] for piece in pieces]) for key in pieces[0]}
 
 

@@ -265,7 +265,10 @@ class _Reader:
 
     def layer_types(self) -> list[str]:
         count = self.size("num_hidden_layers")
-        types = self.value("layer_types") or self._default_types(count)
+        usual = self._default_types(count)
+        types = self.value("layer_types") or usual
+        if self.family.windows != "typed" and types != usual:
+            raise UnsupportedModelError(f"{self.family.name} with layers of mixed types is not supported")
         if len(types) != count:
             raise UnsupportedModelError(f"layer_types names {len(types)} layers, but the model has {count}")
         for kind in types:
