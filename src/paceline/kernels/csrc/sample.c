@@ -22,7 +22,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 64, WIDE = 256, BANDS = 16, FEW = 24 };
+enum { BLOCK = 64, WIDE = 256, BANDS = 16, HALVINGS = 16, MANY = 1024, FEW = 24 };
 
 static const uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
 static const float GRID = 0x1p40f, LOG2E = 0x1.715476p+0f, ROUND = 0x1.8p23f;
@@ -105,25 +105,34 @@ INLINE int64_t nearest(float x)
 
 INLINE int64_t mass(float x, float top, float scale) { return nearest(weigh(x, top, scale) * GRID); }
 
-INLINE int64_t block_mass(const float *x, int64_t n, float top, float scale, float floor)
+INLINE int64_t block_mass(const float *x, int64_t n, float top, float scale, float low, float high)
 {
     float weights[WIDE];
     int64_t total = 0;
     for (int64_t i = 0; i < n; i++) {
         float weight = weigh(x[i], top, scale) * GRID;
-        weights[i] = x[i] >= floor ? weight : 0.0f;
+        weights[i] = (x[i] >= low) & (x[i] < high) ? weight : 0.0f;
     }
     for (int64_t i = 0; i < n; i++)
         total += nearest(weights[i]);
     return total;
 }
 
-INLINE int64_t total_mass(const float *x, int64_t n, float top, float scale, float floor)
+/* The mass of the logits of at least low and below high. */
+INLINE int64_t band_mass(const float *x, int64_t n, float top, float scale, float low, float high)
 {
     int64_t total = 0, i = 0;
     for (; i + WIDE <= n; i += WIDE)
-        total += block_mass(x + i, WIDE, top, scale, floor);
-    return total + block_mass(x + i, n - i, top, scale, floor);
+        total += block_mass(x + i, WIDE, top, scale, low, high);
+    return total + block_mass(x + i, n - i, top, scale, low, high);
+}
+
+INLINE int64_t band_count(const float *x, int64_t n, float low, float high)
+{
+    int32_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        count += (x[i] >= low) & (x[i] < high);
+    return count;
 }
 
 INLINE uint64_t mix(uint64_t h)
@@ -288,20 +297,44 @@ INLINE void collect_first(list *l, const float *x, int64_t n, float top, double 
         l->count = select_share(l->items, l->count, count) + 1;
 }
 
-/* Add the band of tokens in which the mass, summed from the highest logit down, reaches the share, and take what lies
- * above it off the share. */
+/* Add a band of tokens in which the mass, summed from the highest logit down, reaches the share, and take what lies
+ * above it off the share. While the tokens of a band are many it is halved: one more look at the row costs less than
+ * to sort them. */
 INLINE void collect_crossing(list *l, const float *x, int64_t n, float top, double scale, float floor, int64_t *share)
 {
-    float low, high = INFINITY;
-    for (int i = 0; i < BANDS && high > floor; i++, high = low) {
-        low = band(i, top, scale, floor);
-        l->count = 0;
-        collect(l, x, n, low, high);
-        int64_t sum = weigh_items(l->items, l->count, top, (float)scale);
-        if (sum >= *share)
-            return;
+    float low = nextafterf(top, INFINITY), high;
+    int64_t sum = 0, found;
+    int i = 0;
+    do {
         *share -= sum;
+        high = low;
+        low = band(i++, top, scale, floor);
+        found = band_count(x, n, low, high);
+        l->count = 0;
+        if (found <= MANY) {
+            collect(l, x, n, low, high);
+            sum = weigh_items(l->items, l->count, top, (float)scale);
+        } else {
+            sum = band_mass(x, n, top, (float)scale, low, high);
+        }
+    } while (sum < *share && low > floor);
+    if (found <= MANY)
+        return;
+    for (i = 0; i < HALVINGS && found > MANY; i++) {
+        float middle = low + (high - low) * 0.5f;
+        if (!(middle > low && middle < high))
+            break;
+        sum = band_mass(x, n, top, (float)scale, middle, high);
+        if (sum >= *share) {
+            low = middle;
+        } else {
+            *share -= sum;
+            high = middle;
+        }
+        found = band_count(x, n, low, high);
     }
+    collect(l, x, n, low, high);
+    weigh_items(l->items, l->count, top, (float)scale);
 }
 
 /* The rank of the last token that top_k and top_p keep, given the floor that min_p sets. */
@@ -314,7 +347,7 @@ INLINE uint64_t find_last(list *l, const float *x, int64_t n, float top, const p
         collect_first(l, x, n, top, f->scale, floor, f->top_k);
         share = share_of(f->top_p, weigh_items(l->items, l->count, top, scale));
     } else {
-        share = share_of(f->top_p, total_mass(x, n, top, scale, floor));
+        share = share_of(f->top_p, band_mass(x, n, top, scale, floor, INFINITY));
         collect_crossing(l, x, n, top, f->scale, floor, &share);
     }
     if (f->top_p < 1.0)
@@ -324,9 +357,9 @@ INLINE uint64_t find_last(list *l, const float *x, int64_t n, float top, const p
     return last;
 }
 
-/* The token of highest score among those up to last; best is the place of the highest logit. Noise is worked out where
- * a token could still win alone: with u its uniform number and E = -log u >= 1 - u, its score, (x - top) * scale - log
- * E, beats the best so far only if 1 - u <= exp((x - top) * scale - score). */
+/* The token of highest score among those up to last; best is the place of the highest logit. Noise is worked out
+ * where a token could still win alone: with u its uniform number and E = -log u >= 1 - u, its score, (x - top) * scale
+ * - log E, beats the best so far only if 1 - u <= exp((x - top) * scale - score). */
 INLINE int64_t find_winner(const float *x, int64_t n, float top, double scale, uint64_t last, uint64_t key,
                            int64_t best)
 {
@@ -396,7 +429,7 @@ INLINE int64_t report_row(const float *x, int64_t n, int64_t token, int64_t k, i
     int64_t before = 0, best = find_top(x, n, &out->top);
     if (best < 0)
         return best;
-    out->total = total_mass(x, n, out->top, 1.0f, -FLT_MAX);
+    out->total = band_mass(x, n, out->top, 1.0f, -FLT_MAX, INFINITY);
     for (int64_t i = 0; i < n; i++)
         before += x[i] > x[token];
     for (int64_t i = 0; i < token; i++)
