@@ -15,16 +15,9 @@
 
 #define PL_CHUNK 128
 #define PL_SPAN (PL_CHUNK + 64) /* lanes of storage that a chunk may reach into: its keys and a whole tree */
-/* (row, head) pairs worked on together, and how many pages or vectors for that many pairs: as registers allow. */
-#if defined(PL_AVX512)
-#define PL_PAIRS 8
-#define PL_PAGES(pairs) ((pairs) <= 2 ? 8 : (pairs) <= 4 ? 4 : 2)
-#define PL_VECTORS(pairs) ((pairs) <= 4 ? 4 : 2)
-#else
-#define PL_PAIRS 2
-#define PL_PAGES(pairs) 2
-#define PL_VECTORS(pairs) 2
-#endif
+#define PL_PAIRS PL_ROWS        /* (row, head) pairs worked on together */
+/* Pages, or vectors of a value, that go together with that many pairs: as registers allow. */
+#define PL_WIDE(pairs) (PL_ROWS == 8 && (pairs) <= 4 ? 4 : 2)
 #define PL_BLOCK 16             /* rows of a segment that make one unit of work */
 
 /* The part of a chunk that a row sees; lanes are counted from the chunk's first path index. */
@@ -38,8 +31,9 @@ typedef struct {
 
 typedef struct {
     const char *keys, *values; /* of the group, at layer and key head */
-    size_t page_bytes;
+    ptrdiff_t page_bytes;
     const int32_t *pages; /* of the segment */
+    size_t limit;         /* how many of them there are */
     int bf16;
     size_t dim, padded;
     float cap;
@@ -75,7 +69,7 @@ static pl_span pl_span_of(const pl_batch *batch, size_t row, int window, int chu
     return span;
 }
 
-PL_INLINE vf v_load_kv(const char *p, size_t i, const int bf16)
+PL_INLINE vf v_load_kv(const char *p, ptrdiff_t i, const int bf16)
 {
     return bf16 ? v_load_bf16((const uint16_t *)p + i) : v_load((const float *)p + i);
 }
@@ -85,36 +79,70 @@ PL_INLINE vf v_loadn_kv(const char *p, size_t i, size_t n, const int bf16)
     return bf16 ? v_loadn_bf16((const uint16_t *)p + i, n) : v_loadn((const float *)p + i, n);
 }
 
+/* Scores of `pages` (1, 2 or 4) pages from `page` on. */
 PL_INLINE void pl_scores_tile(const int pairs, const int pages, const int bf16, const pl_view *view, size_t page,
                               const pl_desk *desk, size_t lane)
 {
-    const char *keys[8];
-    vf acc[PL_PAIRS][8];
-    for (int g = 0; g < pages; g++)
-        keys[g] = view->keys + (size_t)view->pages[page + (size_t)g] * view->page_bytes;
-    for (int p = 0; p < pairs; p++)
-        for (int g = 0; g < pages; g++)
-            acc[p][g] = v_zero();
-    const float *query = desk->queries;
-    for (size_t d = 0; d < view->dim; d++, query += PL_PAIRS) {
-        vf key[8];
-        for (int g = 0; g < pages; g++)
-            key[g] = v_load_kv(keys[g], d * PL_PAGE, bf16);
-        for (int p = 0; p < pairs; p++) {
-            vf q = v_set1(query[p]);
-            for (int g = 0; g < pages; g++)
-                acc[p][g] = v_fma(q, key[g], acc[p][g]);
-        }
+    const int32_t *at = view->pages + page;
+    const char *k0 = view->keys + at[0] * view->page_bytes, *k1 = k0, *k2 = k0, *k3 = k0;
+    if (pages > 1)
+        k1 = view->keys + at[1] * view->page_bytes;
+    if (pages > 2) {
+        k2 = view->keys + at[2] * view->page_bytes;
+        k3 = view->keys + at[3] * view->page_bytes;
     }
-    for (int p = 0; p < pairs; p++)
-        for (int g = 0; g < pages; g++)
-            v_store(desk->scores + (size_t)p * PL_SPAN + lane + (size_t)g * PL_PAGE, acc[p][g]);
+    const float *query = desk->queries;
+    const ptrdiff_t ahead = view->values - view->keys, line = PL_PAGE * (bf16 ? 2 : 4);
+    float *scores = desk->scores + lane;
+    const vf zero = v_zero();
+#define PL_ZERO(p) vf a##p = zero, b##p = zero, c##p = zero, d##p = zero;
+    PL_EIGHT(PL_ZERO)
+#undef PL_ZERO
+    for (ptrdiff_t i = 0; i < (ptrdiff_t)view->dim; i++, query += PL_PAIRS) {
+        vf v0 = v_load_kv(k0, i * PL_PAGE, bf16), v1 = v0, v2 = v0, v3 = v0;
+        if (pages > 1)
+            v1 = v_load_kv(k1, i * PL_PAGE, bf16);
+        if (pages > 2)
+            v2 = v_load_kv(k2, i * PL_PAGE, bf16), v3 = v_load_kv(k3, i * PL_PAGE, bf16);
+        PL_FETCH(k0 + ahead + i * line); /* the values of these keys, which come next */
+        if (pages > 1)
+            PL_FETCH(k1 + ahead + i * line);
+        if (pages > 2) {
+            PL_FETCH(k2 + ahead + i * line);
+            PL_FETCH(k3 + ahead + i * line);
+        }
+#define PL_ADD_PAIR(p) \
+    if (p < pairs) { \
+        vf q = v_set1(query[p]); \
+        a##p = v_fma(q, v0, a##p); \
+        if (pages > 1) \
+            b##p = v_fma(q, v1, b##p); \
+        if (pages > 2) { \
+            c##p = v_fma(q, v2, c##p); \
+            d##p = v_fma(q, v3, d##p); \
+        } \
+    }
+        PL_EIGHT(PL_ADD_PAIR)
+#undef PL_ADD_PAIR
+    }
+#define PL_KEEP(p) \
+    if (p < pairs) { \
+        v_store(scores + p * PL_SPAN, a##p); \
+        if (pages > 1) \
+            v_store(scores + p * PL_SPAN + PL_PAGE, b##p); \
+        if (pages > 2) { \
+            v_store(scores + p * PL_SPAN + 2 * PL_PAGE, c##p); \
+            v_store(scores + p * PL_SPAN + 3 * PL_PAGE, d##p); \
+        } \
+    }
+    PL_EIGHT(PL_KEEP)
+#undef PL_KEEP
 }
 
 PL_INLINE void pl_scores(const int pairs, const int bf16, const pl_view *view, size_t base, size_t from, size_t to,
                          const pl_desk *desk)
 {
-    const int wide = PL_PAGES(pairs);
+    const int wide = PL_WIDE(pairs);
     size_t lane = from / PL_PAGE * PL_PAGE;
     for (; lane + (size_t)(wide - 1) * PL_PAGE < to; lane += (size_t)wide * PL_PAGE)
         pl_scores_tile(pairs, wide, bf16, view, (base + lane) / PL_PAGE, desk, lane);
@@ -122,41 +150,66 @@ PL_INLINE void pl_scores(const int pairs, const int bf16, const pl_view *view, s
         pl_scores_tile(pairs, 1, bf16, view, (base + lane) / PL_PAGE, desk, lane);
 }
 
-/* o of `pairs` pairs in `vectors` x 16 dimensions from `at` on: one chain over the lanes from .. to - 1. */
+/* o of `pairs` pairs in `vectors` (1, 2 or 4) x 16 dimensions from `at` on: one chain over the lanes from .. to - 1.
+ * With `tail` only the last view->dim - at dimensions are there. */
 PL_INLINE void pl_values_tile(const int pairs, const int vectors, const int tail, const int bf16,
                               const pl_view *view, size_t base, size_t from, size_t to, size_t at,
                               const pl_desk *desk, float *const *out)
 {
-    vf acc[PL_PAIRS][4];
-    for (int p = 0; p < pairs; p++)
-        for (int v = 0; v < vectors; v++)
-            acc[p][v] = v_zero();
+    const vf zero = v_zero();
+#define PL_ZERO(p) vf a##p = zero, b##p = zero, c##p = zero, d##p = zero;
+    PL_EIGHT(PL_ZERO)
+#undef PL_ZERO
     for (size_t lane = from; lane < to;) {
         size_t key = base + lane, slot = key % PL_PAGE, stop = lane - slot + PL_PAGE;
-        const char *page = view->values + (size_t)view->pages[key / PL_PAGE] * view->page_bytes;
+        const char *page = view->values + view->pages[key / PL_PAGE] * view->page_bytes;
+        const size_t later = key / PL_PAGE + PL_CHUNK / PL_PAGE;
+        const char *next = later < view->limit ? view->keys + view->pages[later] * view->page_bytes : page;
         stop = stop < to ? stop : to;
         for (; lane < stop; lane++, slot++) {
-            vf value[4];
-            for (int v = 0; v < vectors; v++) {
-                size_t i = slot * view->dim + at + (size_t)v * PL_LANES;
-                value[v] = tail ? v_loadn_kv(page, i, view->dim - at, bf16) : v_load_kv(page, i, bf16);
-            }
-            for (int p = 0; p < pairs; p++) {
-                vf weight = v_set1(desk->scores[(size_t)p * PL_SPAN + lane]);
-                for (int v = 0; v < vectors; v++)
-                    acc[p][v] = v_fma(weight, value[v], acc[p][v]);
-            }
+            size_t i = slot * view->dim + at;
+            const float *weight = desk->scores + lane;
+            for (int v = 0; v < vectors; v += bf16 ? 2 : 1) /* the keys of the next chunk */
+                PL_FETCH(next + (i + (size_t)v * PL_LANES) * (bf16 ? 2 : 4));
+            vf v0 = tail ? v_loadn_kv(page, i, view->dim - at, bf16) : v_load_kv(page, i, bf16);
+            vf v1 = v0, v2 = v0, v3 = v0;
+            if (vectors > 1)
+                v1 = v_load_kv(page, i + PL_LANES, bf16);
+            if (vectors > 2)
+                v2 = v_load_kv(page, i + 2 * PL_LANES, bf16), v3 = v_load_kv(page, i + 3 * PL_LANES, bf16);
+#define PL_ADD_PAIR(p) \
+    if (p < pairs) { \
+        vf w = v_set1(weight[p * PL_SPAN]); \
+        a##p = v_fma(w, v0, a##p); \
+        if (vectors > 1) \
+            b##p = v_fma(w, v1, b##p); \
+        if (vectors > 2) { \
+            c##p = v_fma(w, v2, c##p); \
+            d##p = v_fma(w, v3, d##p); \
+        } \
+    }
+            PL_EIGHT(PL_ADD_PAIR)
+#undef PL_ADD_PAIR
         }
     }
-    for (int p = 0; p < pairs; p++)
-        for (int v = 0; v < vectors; v++)
-            v_store(out[p] + at + (size_t)v * PL_LANES, acc[p][v]);
+#define PL_KEEP(p) \
+    if (p < pairs) { \
+        v_store(out[p] + at, a##p); \
+        if (vectors > 1) \
+            v_store(out[p] + at + PL_LANES, b##p); \
+        if (vectors > 2) { \
+            v_store(out[p] + at + 2 * PL_LANES, c##p); \
+            v_store(out[p] + at + 3 * PL_LANES, d##p); \
+        } \
+    }
+    PL_EIGHT(PL_KEEP)
+#undef PL_KEEP
 }
 
 PL_INLINE void pl_values(const int pairs, const int bf16, const pl_view *view, size_t base, size_t from, size_t to,
                          const pl_desk *desk, float *const *out)
 {
-    const int wide = PL_VECTORS(pairs);
+    const int wide = PL_WIDE(pairs);
     size_t at = 0;
     for (; at + (size_t)wide * PL_LANES <= view->dim; at += (size_t)wide * PL_LANES)
         pl_values_tile(pairs, wide, 0, bf16, view, base, from, to, at, desk, out);
@@ -205,43 +258,46 @@ static void pl_softmax(float *s, const pl_span *span, size_t from, size_t to, fl
     }
 }
 
-PL_INLINE void pl_chunk_pairs(const int pairs, const int bf16, const pl_view *view, size_t base, size_t from,
-                              size_t to, const pl_span *const *spans, const pl_desk *desk, float *const *out)
-{
-    pl_scores(pairs, bf16, view, base, from, to, desk);
-    for (int p = 0; p < pairs; p++)
-        pl_softmax(desk->scores + (size_t)p * PL_SPAN, spans[p], from, to, view->cap, out[p] + view->padded,
-                   out[p] + view->padded + 1);
-    pl_values(pairs, bf16, view, base, from, to, desk, out);
-}
+typedef void (*pl_score_pairs)(const pl_view *, size_t base, size_t from, size_t to, const pl_desk *);
+typedef void (*pl_value_pairs)(const pl_view *, size_t base, size_t from, size_t to, const pl_desk *, float *const *);
+
+#define PL_ONE_KIND(pairs, bf16) \
+    PL_NOINLINE void pl_scores_##pairs##_##bf16(const pl_view *view, size_t base, size_t from, size_t to, \
+                                                const pl_desk *desk) \
+    { \
+        pl_scores(pairs, bf16, view, base, from, to, desk); \
+    } \
+    PL_NOINLINE void pl_values_##pairs##_##bf16(const pl_view *view, size_t base, size_t from, size_t to, \
+                                                const pl_desk *desk, float *const *out) \
+    { \
+        pl_values(pairs, bf16, view, base, from, to, desk, out); \
+    }
+#define PL_BOTH_KINDS(pairs, unused) PL_ONE_KIND(pairs, 0) PL_ONE_KIND(pairs, 1)
+#define PL_ENTRY(pairs, what, bf16) pl_##what##_##pairs##_##bf16,
+PL_NUMBERS(PL_BOTH_KINDS, 0)
 
 /* One chunk of up to PL_PAIRS pairs: out[p] gets o, m, l. */
 static void pl_chunk(int pairs, const pl_view *view, size_t base, const pl_span *const *spans, const pl_desk *desk,
                      float *const *out)
 {
+    static const pl_score_pairs scores[2][PL_PAIRS] = {{PL_NUMBERS(PL_ENTRY, scores, 0)},
+                                                       {PL_NUMBERS(PL_ENTRY, scores, 1)}};
+    static const pl_value_pairs values[2][PL_PAIRS] = {{PL_NUMBERS(PL_ENTRY, values, 0)},
+                                                       {PL_NUMBERS(PL_ENTRY, values, 1)}};
     size_t from = PL_SPAN, to = 0;
     for (int p = 0; p < pairs; p++) {
         from = (size_t)spans[p]->lo < from ? (size_t)spans[p]->lo : from;
         to = (size_t)spans[p]->end > to ? (size_t)spans[p]->end : to;
     }
-    switch (pairs + (view->bf16 ? 8 : 0)) {
-#define PL_CASE(n) \
-    case n: pl_chunk_pairs(n, 0, view, base, from, to, spans, desk, out); break; \
-    case n + 8: pl_chunk_pairs(n, 1, view, base, from, to, spans, desk, out); break;
-        PL_CASE(1)
-        PL_CASE(2)
-#if PL_PAIRS == 8
-        PL_CASE(3)
-        PL_CASE(4)
-        PL_CASE(5)
-        PL_CASE(6)
-        PL_CASE(7)
-        PL_CASE(8)
-#endif
-#undef PL_CASE
-    default: break;
-    }
+    scores[view->bf16][pairs - 1](view, base, from, to, desk);
+    for (int p = 0; p < pairs; p++)
+        pl_softmax(desk->scores + (size_t)p * PL_SPAN, spans[p], from, to, view->cap, out[p] + view->padded,
+                   out[p] + view->padded + 1);
+    values[view->bf16][pairs - 1](view, base, from, to, desk, out);
 }
+#undef PL_ONE_KIND
+#undef PL_BOTH_KINDS
+#undef PL_ENTRY
 
 /* sum (o, m, l) takes in the next chunk. */
 static void pl_merge(float *sum, const float *part, size_t padded, int first)

@@ -10,11 +10,12 @@
 
 /* Rows row .. row + rows - 1 of a segment. */
 typedef struct {
-    int32_t row, rows, segment, chunks;
+    int32_t row, rows, segment;
 } pl_block;
 
+/* Chunks first .. end - 1 of a block and a key head. */
 typedef struct {
-    int32_t block, head, chunk; /* chunk -1: all of them, merged on the spot */
+    int32_t block, head, first, end;
 } pl_unit;
 
 typedef struct {
@@ -27,13 +28,13 @@ typedef struct {
     float *qkv;  /* queries, keys, values */
     float *attn; /* what attention gives */
     float *mid;  /* gate and up; and what waits for a norm before it joins the residual stream */
-    float *part; /* [row][head][chunk][o, m, l] where the chunks of a row are units of their own */
+    float *part; /* [row][head][chunk][o, m, l] where the chunks of a row are spread over units */
     pl_inputs in;
     char *desks; /* scratch of each thread */
     size_t desk_bytes;
     pl_block *blocks;
     pl_unit *units;
-    size_t block_count, unit_count;
+    size_t block_count, unit_count, span; /* chunks of a unit */
     int solo, split;
 } pl_run;
 
@@ -106,28 +107,33 @@ static void pl_plan_units(pl_run *run, int threads, int write)
 {
     const pl_batch *b = run->batch;
     size_t kv_heads = (size_t)run->model->kv_heads, blocks = 0, units = 0, all = 0;
-    run->chunks = 1;
     for (int32_t s = b->segments - 1; s >= 0; s--) {
-        size_t first = (size_t)b->starts[s], rows = (size_t)b->starts[s + 1] - first;
+        size_t start = (size_t)b->starts[s], rows = (size_t)b->starts[s + 1] - start;
         for (size_t n = (rows + PL_BLOCK - 1) / PL_BLOCK; n-- > 0; blocks++) {
-            size_t row = first + n * PL_BLOCK, count = rows - n * PL_BLOCK;
+            size_t row = start + n * PL_BLOCK, count = rows - n * PL_BLOCK;
             count = count < PL_BLOCK ? count : PL_BLOCK;
             size_t chunks = pl_block_chunks(b, row, count);
-            run->chunks = pl_max(run->chunks, chunks);
             all += chunks * kv_heads;
-            if (!write)
+            if (!write) {
+                run->chunks = pl_max(run->chunks, chunks);
                 continue;
-            run->blocks[blocks] = (pl_block){(int32_t)row, (int32_t)count, s, (int32_t)chunks};
-            for (size_t c = 0; c < (run->split ? chunks : 1); c++)
-                for (size_t h = 0; h < kv_heads; h++)
-                    run->units[units++] = (pl_unit){(int32_t)blocks, (int32_t)h, run->split ? (int32_t)c : -1};
+            }
+            run->blocks[blocks] = (pl_block){(int32_t)row, (int32_t)count, s};
+            for (size_t h = 0; h < kv_heads; h++)
+                for (size_t c = 0; c < chunks; c += run->span) {
+                    size_t end = c + run->span < chunks ? c + run->span : chunks;
+                    run->units[units++] = (pl_unit){(int32_t)blocks, (int32_t)h, (int32_t)c, (int32_t)end};
+                }
         }
     }
-    if (!write) {
-        run->split = blocks * kv_heads < 8 * (size_t)threads;
-        run->block_count = blocks;
-        run->unit_count = run->split ? all : blocks * kv_heads;
+    if (write) {
+        run->unit_count = units;
+        return;
     }
+    run->split = blocks * kv_heads < 8 * (size_t)threads;
+    run->span = run->split ? pl_max(1, all / (16 * (size_t)threads)) : run->chunks;
+    run->block_count = blocks;
+    run->unit_count = all; /* at most */
 }
 
 /* ---- phases ---- */
@@ -139,11 +145,11 @@ static void pl_plan_units(pl_run *run, int threads, int write)
             size_t row = 0, slot = (size_t)(thread); \
             body; \
         } else { \
-            for (size_t row; (row = (size_t)pl_pool_claim(pool)) < (run)->rows;) { \
-                size_t slot = row; \
+            for (long claimed; (claimed = pl_pool_claim(pool, thread, (long)(run)->rows)) >= 0;) { \
+                size_t row = (size_t)claimed, slot = row; \
                 body; \
             } \
-            pl_pool_barrier(pool); \
+            pl_pool_barrier(pool, thread); \
         } \
     } while (0)
 
@@ -301,13 +307,13 @@ static size_t pl_segment_of(const pl_batch *batch, size_t row)
 }
 
 /* A unit is up to 16 rows (whose keys share cache lines) of one key head, or of all where the norm spans them. */
-static void pl_place(const pl_run *run, pl_pool *pool, const pl_layer *layer)
+static void pl_place(const pl_run *run, pl_pool *pool, const pl_layer *layer, int thread)
 {
     const pl_model *m = run->model;
     size_t kv_heads = (size_t)m->kv_heads, full = m->qk_norm == PL_QK_FULL, at_once = run->rows > 32 ? 16 : 2;
     size_t across = full ? 1 : kv_heads, blocks = (run->rows + at_once - 1) / at_once;
-    for (size_t unit; (unit = (size_t)pl_pool_claim(pool)) < blocks * across;) {
-        size_t row = unit / across * at_once, end = row + at_once < run->rows ? row + at_once : run->rows;
+    for (long unit; (unit = pl_pool_claim(pool, thread, (long)(blocks * across))) >= 0;) {
+        size_t row = (size_t)unit / across * at_once, end = row + at_once < run->rows ? row + at_once : run->rows;
         for (; row < end; row++) {
             size_t segment = pl_segment_of(run->batch, row);
             if (full) {
@@ -318,11 +324,11 @@ static void pl_place(const pl_run *run, pl_pool *pool, const pl_layer *layer)
                 for (size_t h = 0; h < kv_heads; h++)
                     pl_place_head(run, layer, row, segment, h);
             } else {
-                pl_place_head(run, layer, row, segment, unit % across);
+                pl_place_head(run, layer, row, segment, (size_t)unit % across);
             }
         }
     }
-    pl_pool_barrier(pool);
+    pl_pool_barrier(pool, thread);
 }
 
 /* One chunk of all pairs of a block; merged into the desk's sums, or left as parts. */
@@ -347,13 +353,13 @@ static void pl_attend_chunk(const pl_run *run, const pl_layer *layer, const pl_u
             seen[pairs] = &spans[r];
             sums[pairs] = desk->sums + p * run->part_stride;
             counts[pairs] = &merged[r];
-            out[pairs] = unit->chunk < 0 ? desk->part + (size_t)pairs * run->part_stride
+            out[pairs] = !run->split ? desk->part + (size_t)pairs * run->part_stride
                                          : run->part + ((row * heads + head) * run->chunks + (size_t)chunk) * run->part_stride;
             pairs++;
         }
         if (pairs == PL_PAIRS || (pairs > 0 && p + 1 == (size_t)block->rows * group)) {
             pl_chunk(pairs, view, (size_t)chunk * PL_CHUNK, seen, desk, out);
-            for (int i = 0; i < pairs && unit->chunk < 0; i++)
+            for (int i = 0; i < pairs && !run->split; i++)
                 pl_merge(sums[i], out[i], run->padded, *counts[i] == 0);
             pairs = 0;
         }
@@ -371,18 +377,14 @@ static void pl_attend_unit(const pl_run *run, const pl_layer *layer, const pl_un
     size_t at = ((size_t)layer->group_layer * (size_t)m->kv_heads + (size_t)unit->head) * head_bytes;
     size_t heads = (size_t)m->heads, group = heads / (size_t)m->kv_heads;
     pl_view view = {(const char *)g->keys + at, (const char *)g->values + at,
-                    (size_t)g->layers * (size_t)m->kv_heads * head_bytes,
-                    g->table + (size_t)block->segment * (size_t)g->pages, m->kv_bf16, dim, run->padded,
+                    (ptrdiff_t)(g->layers * m->kv_heads) * (ptrdiff_t)head_bytes,
+                    g->table + (size_t)block->segment * (size_t)g->pages, (size_t)g->pages, m->kv_bf16, dim, run->padded,
                     m->attention_softcap};
     pl_desk desk = pl_desk_of(run, thread);
     int merged[PL_BLOCK] = {0};
-    if (unit->chunk >= 0) {
-        pl_attend_chunk(run, layer, unit, &view, &desk, unit->chunk, merged);
-        return;
-    }
-    for (int chunk = 0; chunk < block->chunks; chunk++)
+    for (int chunk = unit->first; chunk < unit->end; chunk++)
         pl_attend_chunk(run, layer, unit, &view, &desk, chunk, merged);
-    for (size_t p = 0; p < (size_t)block->rows * group; p++) {
+    for (size_t p = 0; !run->split && p < (size_t)block->rows * group; p++) {
         size_t row = (size_t)block->row + p / group, head = (size_t)unit->head * group + p % group;
         pl_finish(desk.sums + p * run->part_stride, dim, run->padded, run->attn + row * run->attn_stride + head * dim);
     }
@@ -427,12 +429,12 @@ static void pl_gate(const pl_run *run, size_t row, size_t slot, int thread)
 }
 
 /* A product that ends in the residual stream, or in `mid` where a norm comes first. */
-static void pl_product_back(const pl_run *run, pl_pool *pool, const pl_linear *w, const pl_inputs *in,
+static void pl_product_back(const pl_run *run, pl_pool *pool, int thread, const pl_linear *w, const pl_inputs *in,
                             const float *post_norm)
 {
     pl_sink add = {run->x, run->x_stride, 0, PL_ADD, run->model->residual_multiplier, 0.0f};
     pl_sink store = {run->mid, run->mid_stride, 0, PL_STORE, 1.0f, 0.0f};
-    pl_product(pool, w, in, run->rows, post_norm != NULL ? &store : &add);
+    pl_product(pool, thread, w, in, run->rows, post_norm != NULL ? &store : &add);
 }
 
 static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread)
@@ -443,17 +445,17 @@ static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread
     pl_sink mid = {run->mid, run->mid_stride, 0, PL_STORE, 1.0f, 0.0f};
 
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, index, row, slot, thread));
-    pl_product(pool, &layer->qkv, &in, run->rows, &qkv);
-    pl_place(run, pool, layer);
-    for (size_t unit; (unit = (size_t)pl_pool_claim(pool)) < run->unit_count;)
+    pl_product(pool, thread, &layer->qkv, &in, run->rows, &qkv);
+    pl_place(run, pool, layer, thread);
+    for (long unit; (unit = pl_pool_claim(pool, thread, (long)run->unit_count)) >= 0;)
         pl_attend_unit(run, layer, &run->units[unit], thread);
-    pl_pool_barrier(pool);
+    pl_pool_barrier(pool, thread);
     PL_EACH_ROW(run, pool, thread, pl_leave_attention(run, layer, row, slot, thread));
-    pl_product_back(run, pool, &layer->o, &in, layer->attn_post_norm);
+    pl_product_back(run, pool, thread, &layer->o, &in, layer->attn_post_norm);
     PL_EACH_ROW(run, pool, thread, pl_begin_mlp(run, layer, row, slot, thread));
-    pl_product(pool, &layer->gate_up, &in, run->rows, &mid);
+    pl_product(pool, thread, &layer->gate_up, &in, run->rows, &mid);
     PL_EACH_ROW(run, pool, thread, pl_gate(run, row, slot, thread));
-    pl_product_back(run, pool, &layer->down, &in, layer->mlp_post_norm);
+    pl_product_back(run, pool, thread, &layer->down, &in, layer->mlp_post_norm);
 }
 
 static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
@@ -462,22 +464,23 @@ static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
     size_t hidden = (size_t)m->hidden, scored = (size_t)run->batch->scored;
     size_t ids = (size_t)m->head.n;
     pl_sink sink = {run->logits, ids, ids, PL_LOGITS, m->logit_multiplier, m->logit_softcap};
-    for (size_t i; (i = (size_t)pl_pool_claim(pool)) < scored;) {
+    for (long claimed; (claimed = pl_pool_claim(pool, thread, (long)scored)) >= 0;) {
+        size_t i = (size_t)claimed;
         float *stage = pl_stage(run, thread);
         pl_norm(run->x + (size_t)run->batch->score[i] * run->x_stride, m->norm, hidden, m->norm_eps, stage);
         memcpy(run->hidden + i * hidden, stage, hidden * sizeof(float));
         pl_quantize(stage, hidden, m->head.format, run->in, i);
     }
-    pl_pool_barrier(pool);
-    pl_product(pool, &m->head, &run->in, scored, &sink);
+    pl_pool_barrier(pool, thread);
+    pl_product(pool, thread, &m->head, &run->in, scored, &sink);
 }
 
 static void pl_forward_region(void *arg, pl_pool *pool, int thread)
 {
     const pl_run *run = arg;
-    for (size_t row; (row = (size_t)pl_pool_claim(pool)) < run->rows;)
-        pl_embed(run, row);
-    pl_pool_barrier(pool);
+    for (long row; (row = pl_pool_claim(pool, thread, (long)run->rows)) >= 0;)
+        pl_embed(run, (size_t)row);
+    pl_pool_barrier(pool, thread);
     for (int layer = 0; layer < run->model->layers; layer++)
         pl_run_layer(run, pool, layer, thread);
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, run->model->layers, row, slot, thread));

@@ -5,12 +5,18 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define LINE 64
 
+/* How much of a thread's stretch is taken, in this phase and in the next; and what only the thread reads. */
+typedef struct {
+    _Alignas(LINE) atomic_long taken[2];
+    unsigned phase;
+} pl_seat;
+
 struct pl_pool {
-    _Alignas(LINE) atomic_long claimed;
     _Alignas(LINE) atomic_int arrived;
     _Alignas(LINE) atomic_uint phase;
     _Alignas(LINE) atomic_uint epoch; /* counts regions; workers wait for it to move */
@@ -23,6 +29,7 @@ struct pl_pool {
     pthread_mutex_t running, sleep;
     pthread_cond_t wake;
     pthread_t *workers;
+    pl_seat *seats;
 };
 
 typedef struct {
@@ -69,7 +76,7 @@ static void *work(void *arg)
         if (atomic_load(&start.pool->closing))
             return NULL;
         start.pool->region(start.pool->arg, start.pool, start.thread);
-        pl_pool_barrier(start.pool);
+        pl_pool_barrier(start.pool, start.thread);
     }
 }
 
@@ -102,7 +109,8 @@ static int start_workers(pl_pool *pool)
     pthread_mutex_init(&pool->sleep, NULL);
     pthread_cond_init(&pool->wake, NULL);
     atomic_store(&pool->arrived, 0);
-    atomic_store(&pool->claimed, 0);
+    memset(pool->seats, 0, (size_t)pool->threads * sizeof *pool->seats);
+    atomic_store(&pool->phase, 0);
     atomic_store(&pool->sleepers, 0);
     for (int i = 0; i < pool->threads - 1; i++) {
         pl_start *start = malloc(sizeof *start);
@@ -123,7 +131,10 @@ pl_pool *pl_pool_create(int threads)
     if (threads < 1 || posix_memalign((void **)&pool, LINE, sizeof *pool) != 0)
         return NULL;
     *pool = (pl_pool){.threads = threads, .workers = calloc((size_t)threads, sizeof(pthread_t))};
-    if (pool->workers == NULL || start_workers(pool) != 0) {
+    if (posix_memalign((void **)&pool->seats, LINE, (size_t)threads * sizeof *pool->seats) != 0)
+        pool->seats = NULL;
+    if (pool->workers == NULL || pool->seats == NULL || start_workers(pool) != 0) {
+        free(pool->seats);
         free(pool->workers);
         free(pool);
         return NULL;
@@ -137,30 +148,58 @@ void pl_pool_destroy(pl_pool *pool)
         return;
     if (pool->owner == getpid())
         close_workers(pool, pool->threads - 1);
+    free(pool->seats);
     free(pool->workers);
     free(pool);
 }
 
 int pl_pool_threads(const pl_pool *pool) { return pool->threads; }
 
-void pl_pool_barrier(pl_pool *pool)
+void pl_pool_arrive(pl_pool *pool)
 {
-    unsigned phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->threads - 1) {
         atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&pool->claimed, 0, memory_order_relaxed);
-        atomic_store_explicit(&pool->phase, phase + 1, memory_order_release);
-        return;
+        atomic_fetch_add_explicit(&pool->phase, 1, memory_order_release);
     }
-    for (int spin = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == phase; spin++) {
+}
+
+void pl_pool_wait(pl_pool *pool, int thread)
+{
+    pl_seat *seat = &pool->seats[thread];
+    for (int spin = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == seat->phase; spin++) {
         if (spin < pool->spins)
             relax();
         else
             sched_yield();
     }
+    seat->phase++;
+    /* nobody looks at the next phase's claims before this thread, too, has come to the next barrier */
+    atomic_store_explicit(&seat->taken[(seat->phase + 1) % 2], 0, memory_order_relaxed);
 }
 
-long pl_pool_claim(pl_pool *pool) { return atomic_fetch_add_explicit(&pool->claimed, 1, memory_order_relaxed); }
+void pl_pool_barrier(pl_pool *pool, int thread)
+{
+    pl_pool_arrive(pool);
+    pl_pool_wait(pool, thread);
+}
+
+long pl_pool_first(const pl_pool *pool, int thread, long total) { return total * thread / pool->threads; }
+
+long pl_pool_claim(pl_pool *pool, int thread, long total)
+{
+    unsigned now = pool->seats[thread].phase % 2;
+    for (int i = 0; i < pool->threads; i++) {
+        int owner = (thread + i) % pool->threads;
+        long first = pl_pool_first(pool, owner, total), end = pl_pool_first(pool, owner + 1, total);
+        atomic_long *taken = &pool->seats[owner].taken[now];
+        if (first + atomic_load_explicit(taken, memory_order_relaxed) >= end)
+            continue;
+        long claimed = first + atomic_fetch_add_explicit(taken, 1, memory_order_relaxed);
+        if (claimed < end)
+            return claimed;
+    }
+    return -1;
+}
 
 void pl_pool_run(pl_pool *pool, pl_region region, void *arg)
 {
@@ -172,6 +211,6 @@ void pl_pool_run(pl_pool *pool, pl_region region, void *arg)
     if (pool->threads > 1)
         next_region(pool);
     region(arg, pool, 0);
-    pl_pool_barrier(pool);
+    pl_pool_barrier(pool, 0);
     pthread_mutex_unlock(&pool->running);
 }

@@ -35,41 +35,68 @@ PL_INLINE void pl_emit(const pl_sink *sink, size_t row, size_t tile, vf v)
 
 #if defined(PL_AVX512)
 
-#define PL_ROWS 8
-
-PL_INLINE void pl_int8_tile(const int rows, const int tiles, const pl_input *in, size_t stride, const uint8_t *w,
-                            size_t k, int32_t *sums)
+PL_INLINE __m512i pl_four_inputs(const pl_input *in)
 {
-    __m512i acc[2][8][PL_GROUP];
-    const int halves = rows <= 2 ? 2 : 1; /* few rows: two chains an output, to hide the latency */
-    for (int h = 0; h < halves; h++)
-        for (int r = 0; r < rows; r++)
-            for (int t = 0; t < tiles; t++)
-                acc[h][r][t] = _mm512_setzero_si512();
-    for (size_t i = 0; i < k; i += 4 * (size_t)halves) {
-        for (int h = 0; h < halves; h++) {
-            __m512i weights[PL_GROUP];
-            for (int t = 0; t < tiles; t++) {
-                const uint8_t *at = w + (size_t)t * PL_LANES * k + (i + 4 * (size_t)h) * PL_LANES;
-                weights[t] = _mm512_loadu_si512(at);
-                _mm_prefetch((const char *)at + 2048, _MM_HINT_T0);
-            }
-            for (int r = 0; r < rows; r++) {
-                int32_t four;
-                memcpy(&four, in + (size_t)r * stride + i + 4 * (size_t)h, 4);
-                __m512i x = _mm512_set1_epi32(four);
-                for (int t = 0; t < tiles; t++)
-                    acc[h][r][t] = _mm512_dpbusd_epi32(acc[h][r][t], weights[t], x);
-            }
+    int32_t four;
+    memcpy(&four, in, 4);
+    return _mm512_set1_epi32(four);
+}
+
+/* `tiles` is 1 or 3. With one or two rows an output has two chains, to hide the latency. */
+PL_INLINE void pl_int8_tile(const int rows, const int tiles, const pl_input *in, size_t stride, const uint8_t *w,
+                            size_t k, const char *const *fetch, int32_t *sums)
+{
+    const __m512i zero = _mm512_setzero_si512();
+    const size_t apart = tiles == 3 ? k * PL_LANES : 0;
+#define PL_ZERO(r) __m512i a##r = zero, b##r = zero, c##r = zero;
+    PL_EIGHT(PL_ZERO)
+#undef PL_ZERO
+#define PL_ADD_ROW(sum, row) \
+    if ((row) < rows) { \
+        __m512i x = pl_four_inputs(in + (row) * stride + i); \
+        a##sum = _mm512_dpbusd_epi32(a##sum, w0, x); \
+        if (tiles == 3) { \
+            b##sum = _mm512_dpbusd_epi32(b##sum, w1, x); \
+            c##sum = _mm512_dpbusd_epi32(c##sum, w2, x); \
+        } \
+    }
+#define PL_SAME(r) PL_ADD_ROW(r, r)
+#define PL_WEIGHTS \
+    const uint8_t *at = w + i * PL_LANES; \
+    __m512i w0 = _mm512_loadu_si512(at), w1 = _mm512_loadu_si512(at + apart); \
+    __m512i w2 = _mm512_loadu_si512(at + 2 * apart); \
+    PL_FETCH(fetch[0] + i * PL_LANES); \
+    PL_FETCH(fetch[1] + i * PL_LANES); \
+    PL_FETCH(fetch[2] + i * PL_LANES);
+    for (size_t i = 0; i < k; i += 4) {
+        {
+            PL_WEIGHTS
+            PL_EIGHT(PL_SAME)
+        }
+        if (rows <= 2) {
+            i += 4;
+            PL_WEIGHTS
+            PL_ADD_ROW(4, 0)
+            PL_ADD_ROW(5, 1)
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int t = 0; t < tiles; t++) {
-            __m512i sum = acc[0][r][t];
-            if (halves == 2)
-                sum = _mm512_add_epi32(sum, acc[1][r][t]);
-            _mm512_storeu_si512(sums + (r * tiles + t) * PL_LANES, sum);
-        }
+    if (rows <= 2) {
+        a0 = _mm512_add_epi32(a0, a4), b0 = _mm512_add_epi32(b0, b4), c0 = _mm512_add_epi32(c0, c4);
+        a1 = _mm512_add_epi32(a1, a5), b1 = _mm512_add_epi32(b1, b5), c1 = _mm512_add_epi32(c1, c5);
+    }
+#define PL_KEEP(r) \
+    if (r < rows) { \
+        _mm512_storeu_si512(sums + r * tiles * PL_LANES, a##r); \
+        if (tiles == 3) { \
+            _mm512_storeu_si512(sums + (r * tiles + 1) * PL_LANES, b##r); \
+            _mm512_storeu_si512(sums + (r * tiles + 2) * PL_LANES, c##r); \
+        } \
+    }
+    PL_EIGHT(PL_KEEP)
+#undef PL_KEEP
+#undef PL_WEIGHTS
+#undef PL_SAME
+#undef PL_ADD_ROW
 }
 
 PL_INLINE vf v_from_sums(const int32_t *sums, int32_t offset)
@@ -79,11 +106,10 @@ PL_INLINE vf v_from_sums(const int32_t *sums, int32_t offset)
 
 #elif defined(PL_AVX2)
 
-#define PL_ROWS 2
-
 PL_INLINE void pl_int8_tile(const int rows, const int tiles, const pl_input *in, size_t stride, const uint8_t *w,
-                            size_t k, int32_t *sums)
+                            size_t k, const char *const *fetch, int32_t *sums)
 {
+    (void)fetch;
     for (int t = 0; t < tiles; t++) {
         __m256i acc[PL_ROWS][4];
         const uint8_t *at = w + (size_t)t * PL_LANES * k;
@@ -118,11 +144,10 @@ PL_INLINE vf v_from_sums(const int32_t *sums, int32_t offset)
 
 #else
 
-#define PL_ROWS 2
-
 PL_INLINE void pl_int8_tile(const int rows, const int tiles, const pl_input *in, size_t stride, const uint8_t *w,
-                            size_t k, int32_t *sums)
+                            size_t k, const char *const *fetch, int32_t *sums)
 {
+    (void)fetch;
     for (int r = 0; r < rows; r++)
         for (int t = 0; t < tiles; t++) {
             const uint8_t *at = w + (size_t)t * PL_LANES * k;
@@ -145,40 +170,60 @@ PL_INLINE vf v_from_sums(const int32_t *sums, int32_t offset)
 
 #endif
 
+PL_INLINE vf pl_load_weights(const void *w, size_t at, const int bf16)
+{
+    return bf16 ? v_load_bf16((const uint16_t *)w + at) : v_load((const float *)w + at);
+}
+
 PL_INLINE void pl_float_tile(const int rows, const int tiles, const int bf16, const float *in, size_t stride,
                              const void *w, size_t k, vf *sums)
 {
-    vf acc[8][PL_GROUP];
-    for (int r = 0; r < rows; r++)
-        for (int t = 0; t < tiles; t++)
-            acc[r][t] = v_zero();
+    const vf zero = v_zero();
+    const size_t apart = tiles == 3 ? k * PL_LANES : 0;
+#define PL_ZERO(r) vf a##r = zero, b##r = zero, c##r = zero;
+    PL_EIGHT(PL_ZERO)
+#undef PL_ZERO
     for (size_t i = 0; i < k; i++) {
-        vf weights[PL_GROUP];
-        for (int t = 0; t < tiles; t++) {
-            size_t at = ((size_t)t * k + i) * PL_LANES;
-            weights[t] = bf16 ? v_load_bf16((const uint16_t *)w + at) : v_load((const float *)w + at);
+        vf w0 = pl_load_weights(w, i * PL_LANES, bf16), w1 = w0, w2 = w0;
+        if (tiles == 3) {
+            w1 = pl_load_weights(w, i * PL_LANES + apart, bf16);
+            w2 = pl_load_weights(w, i * PL_LANES + 2 * apart, bf16);
         }
-        for (int r = 0; r < rows; r++) {
-            vf x = v_set1(in[(size_t)r * stride + i]);
-            for (int t = 0; t < tiles; t++)
-                acc[r][t] = v_fma(weights[t], x, acc[r][t]);
-        }
+#define PL_ADD_ROW(r) \
+    if (r < rows) { \
+        vf x = v_set1(in[r * stride + i]); \
+        a##r = v_fma(w0, x, a##r); \
+        if (tiles == 3) { \
+            b##r = v_fma(w1, x, b##r); \
+            c##r = v_fma(w2, x, c##r); \
+        } \
     }
-    for (int r = 0; r < rows; r++)
-        for (int t = 0; t < tiles; t++)
-            sums[r * tiles + t] = acc[r][t];
+        PL_EIGHT(PL_ADD_ROW)
+#undef PL_ADD_ROW
+    }
+#define PL_KEEP(r) \
+    if (r < rows) { \
+        sums[r * tiles] = a##r; \
+        if (tiles == 3) { \
+            sums[r * tiles + 1] = b##r; \
+            sums[r * tiles + 2] = c##r; \
+        } \
+    }
+    PL_EIGHT(PL_KEEP)
+#undef PL_KEEP
 }
 
 /* Rows row .. row + rows - 1 times tiles tile .. tile + tiles - 1, all counts known when compiled. */
 PL_INLINE void pl_product_tile(const int rows, const int tiles, const int format, const pl_linear *w,
-                               const pl_inputs *in, size_t row, size_t tile, const pl_sink *sink)
+                               const pl_inputs *in, size_t row, size_t tile, const pl_sink *sink,
+                               const char *const *fetch)
 {
     size_t k = pl_padded((size_t)w->k, format);
-    vf out[8 * PL_GROUP];
+    vf out[PL_ROWS * PL_GROUP];
     if (format == PL_INT8) {
-        int32_t sums[8 * PL_GROUP * PL_LANES];
+        int32_t sums[PL_ROWS * PL_GROUP * PL_LANES];
         const uint8_t *data = (const uint8_t *)w->data + tile * PL_LANES * k;
-        pl_int8_tile(rows, tiles, (const pl_input *)in->data + row * in->stride, in->stride, data, k, sums);
+        pl_int8_tile(rows, tiles, (const pl_input *)in->data + row * in->stride, in->stride, data, k, fetch, sums);
         for (int r = 0; r < rows; r++)
             for (int t = 0; t < tiles; t++) {
                 vf v = v_from_sums(sums + (r * tiles + t) * PL_LANES, in->offset[row + (size_t)r]);
@@ -199,61 +244,63 @@ PL_INLINE void pl_product_tile(const int rows, const int tiles, const int format
         }
 }
 
-PL_INLINE void pl_product_rows(const int tiles, const int format, const pl_linear *w, const pl_inputs *in,
-                               size_t rows, size_t tile, const pl_sink *sink)
-{
-    size_t row = 0;
-    for (; row + PL_ROWS <= rows; row += PL_ROWS)
-        pl_product_tile(PL_ROWS, tiles, format, w, in, row, tile, sink);
-    switch (rows - row) {
-#if PL_ROWS == 8
-    case 7: pl_product_tile(7, tiles, format, w, in, row, tile, sink); break;
-    case 6: pl_product_tile(6, tiles, format, w, in, row, tile, sink); break;
-    case 5: pl_product_tile(5, tiles, format, w, in, row, tile, sink); break;
-    case 4: pl_product_tile(4, tiles, format, w, in, row, tile, sink); break;
-    case 3: pl_product_tile(3, tiles, format, w, in, row, tile, sink); break;
-    case 2: pl_product_tile(2, tiles, format, w, in, row, tile, sink); break;
-#endif
-    case 1: pl_product_tile(1, tiles, format, w, in, row, tile, sink); break;
-    default: break;
+typedef void (*pl_tile)(const pl_linear *, const pl_inputs *, size_t row, size_t tile, const pl_sink *,
+                        const char *const *fetch);
+
+#define PL_ONE_TILE(rows, tiles, format) \
+    PL_NOINLINE void pl_tile_##rows##_##tiles##_##format(const pl_linear *w, const pl_inputs *in, size_t row, \
+                                                         size_t tile, const pl_sink *sink, \
+                                                         const char *const *fetch) \
+    { \
+        pl_product_tile(rows, tiles, format, w, in, row, tile, sink, fetch); \
     }
-}
+#define PL_ALL_TILES(rows, unused) \
+    PL_ONE_TILE(rows, 1, PL_FP32) \
+    PL_ONE_TILE(rows, 1, PL_BF16) \
+    PL_ONE_TILE(rows, 1, PL_INT8) \
+    PL_ONE_TILE(rows, 3, PL_FP32) \
+    PL_ONE_TILE(rows, 3, PL_BF16) \
+    PL_ONE_TILE(rows, 3, PL_INT8)
+#define PL_TABLE(tiles, format) PL_NUMBERS(PL_ENTRY, tiles, format)
+#define PL_ENTRY(rows, tiles, format) pl_tile_##rows##_##tiles##_##format,
+PL_NUMBERS(PL_ALL_TILES, 0)
 
-PL_INLINE void pl_product_format(const int format, const pl_linear *w, const pl_inputs *in, size_t rows,
-                                 size_t from, size_t to, const pl_sink *sink)
-{
-    for (; from + PL_GROUP <= to; from += PL_GROUP)
-        pl_product_rows(PL_GROUP, format, w, in, rows, from, sink);
-    for (; from < to; from++)
-        pl_product_rows(1, format, w, in, rows, from, sink);
-}
-
-/* Tiles from .. to - 1 of all rows. */
-static void pl_product_tiles(const pl_linear *w, const pl_inputs *in, size_t rows, size_t from, size_t to,
+/* A group of tiles from `tile` on for all rows: its weights stay near while the rows pass in eights, and meanwhile
+ * those of the next group are fetched, a third in each of the first three passes, or more if there are fewer. */
+static void pl_product_group(const pl_linear *w, const pl_inputs *in, size_t rows, size_t tile, size_t tiles,
                              const pl_sink *sink)
 {
-    if (w->format == PL_INT8)
-        pl_product_format(PL_INT8, w, in, rows, from, to, sink);
-    else if (w->format == PL_BF16)
-        pl_product_format(PL_BF16, w, in, rows, from, to, sink);
-    else
-        pl_product_format(PL_FP32, w, in, rows, from, to, sink);
+    static const pl_tile table[3][2][PL_ROWS] = {{{PL_TABLE(1, PL_FP32)}, {PL_TABLE(3, PL_FP32)}},
+                                                 {{PL_TABLE(1, PL_BF16)}, {PL_TABLE(3, PL_BF16)}},
+                                                 {{PL_TABLE(1, PL_INT8)}, {PL_TABLE(3, PL_INT8)}}};
+    const size_t passes = (rows + PL_ROWS - 1) / PL_ROWS, bytes = pl_padded((size_t)w->k, PL_INT8) * PL_LANES;
+    const char *next = (const char *)w->data + (tile + tiles) * bytes;
+    for (size_t pass = 0; pass < passes; pass++) {
+        size_t row = pass * PL_ROWS, count = rows - row < PL_ROWS ? rows - row : PL_ROWS;
+        size_t first = pass < 2 ? pass : 2, last = pass + 1 < passes ? first : 2;
+        const char *fetch[PL_GROUP] = {next + first * bytes, next + (first + last + 1) / 2 * bytes, next + last * bytes};
+        table[w->format][tiles == PL_GROUP][count - 1](w, in, row, tile, sink, fetch);
+    }
 }
+#undef PL_ONE_TILE
+#undef PL_ALL_TILES
+#undef PL_TABLE
+#undef PL_ENTRY
 
 /* Inside a region; ends with a barrier. */
-static void pl_product(pl_pool *pool, const pl_linear *w, const pl_inputs *in, size_t rows, const pl_sink *sink)
+static void pl_product(pl_pool *pool, int thread, const pl_linear *w, const pl_inputs *in, size_t rows,
+                       const pl_sink *sink)
 {
-    size_t tiles = pl_round_up((size_t)w->n, PL_LANES) / PL_LANES;
-    size_t share = tiles / ((size_t)pl_pool_threads(pool) * 8 * PL_GROUP) * PL_GROUP;
-    if (share == 0)
-        share = PL_GROUP;
-    for (;;) {
-        size_t from = (size_t)pl_pool_claim(pool) * share;
-        if (from >= tiles)
-            break;
-        pl_product_tiles(w, in, rows, from, from + share < tiles ? from + share : tiles, sink);
+    const size_t tiles = pl_round_up((size_t)w->n, PL_LANES) / PL_LANES, groups = (tiles + PL_GROUP - 1) / PL_GROUP;
+    for (long group; (group = pl_pool_claim(pool, thread, (long)groups)) >= 0;) {
+        size_t tile = (size_t)group * PL_GROUP, end = tile + PL_GROUP;
+        if (end <= tiles)
+            pl_product_group(w, in, rows, tile, PL_GROUP, sink);
+        else
+            for (; tile < tiles; tile++)
+                pl_product_group(w, in, rows, tile, 1, sink);
     }
-    pl_pool_barrier(pool);
+    pl_pool_barrier(pool, thread);
 }
 
 #endif

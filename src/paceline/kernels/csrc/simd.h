@@ -9,7 +9,25 @@
 #include <string.h>
 
 #define PL_INLINE static inline __attribute__((always_inline))
+#define PL_FETCH(p) __builtin_prefetch(p)
+#define PL_NOINLINE static __attribute__((noinline))
 #define PL_LANES 16
+
+/* X(0) .. X(7): the sums of a tile are variables of their own, because gcc copies the elements of an array of
+ * vectors about instead of keeping them in registers. Conditions in X are known when compiled. Each kind of tile is a function
+ * that is not inlined, for the same reason. */
+#define PL_EIGHT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
+/* Rows of a tile, as registers allow, and X(1, ...) to X(PL_ROWS, ...) for its kinds. */
+#if defined(PL_AVX512)
+#define PL_ROWS 8
+#define PL_NUMBERS(X, ...) \
+    X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) \
+    X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__)
+#else
+#define PL_ROWS 2
+#define PL_NUMBERS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__)
+#endif
 
 PL_INLINE float pl_from_bf16(uint16_t x)
 {

@@ -16,12 +16,13 @@ static void pl_linear_region(void *arg, pl_pool *pool, int thread)
     size_t k = (size_t)run->linear->k, n = (size_t)run->linear->n;
     float *stage = run->stages + (size_t)thread * run->stride;
     pl_sink sink = {run->out, n, n, PL_LOGITS, 1.0f, 0.0f};
-    for (size_t row; (row = (size_t)pl_pool_claim(pool)) < run->rows;) {
+    for (long claimed; (claimed = pl_pool_claim(pool, thread, (long)run->rows)) >= 0;) {
+        size_t row = (size_t)claimed;
         memcpy(stage, run->in + row * k, k * sizeof(float));
         pl_quantize(stage, k, run->linear->format, run->inputs, row);
     }
-    pl_pool_barrier(pool);
-    pl_product(pool, run->linear, &run->inputs, run->rows, &sink);
+    pl_pool_barrier(pool, thread);
+    pl_product(pool, thread, run->linear, &run->inputs, run->rows, &sink);
 }
 
 /* out [rows, n] = in [rows, k] times the matrix */
@@ -54,11 +55,12 @@ static void pl_int8_sums(const uint8_t *weights, const int8_t *in, int32_t rows,
         for (size_t tile = 0; tile < columns / PL_LANES; tile++) {
             int32_t sums[PL_ROWS * PL_LANES];
             const uint8_t *at = weights + tile * PL_LANES * wide;
+            const char *fetch[PL_GROUP] = {(const char *)at, (const char *)at, (const char *)at};
             if (count == PL_ROWS)
-                pl_int8_tile(PL_ROWS, 1, row, wide, at, wide, sums);
+                pl_int8_tile(PL_ROWS, 1, row, wide, at, wide, fetch, sums);
             else
                 for (size_t i = 0; i < count; i++)
-                    pl_int8_tile(1, 1, row + i * wide, wide, at, wide, sums + i * PL_LANES);
+                    pl_int8_tile(1, 1, row + i * wide, wide, at, wide, fetch, sums + i * PL_LANES);
             for (size_t i = 0; i < count; i++)
                 memcpy(out + (r + i) * columns + tile * PL_LANES, sums + i * PL_LANES, PL_LANES * sizeof(int32_t));
         }
@@ -73,12 +75,12 @@ static void pl_activate_row(int32_t kind, const float *gate, const float *up, fl
 
 static void pl_rotate_row(const float *in, float *out, int32_t n) { pl_rotate(in, out, (size_t)n); }
 
-#define PL_TABLE(symbol, label) \
+#define PL_EXPORT(symbol, label) \
     const pl_path symbol = {label, pl_forward, pl_linear_rows, pl_int8_sums, pl_activate_row, pl_rotate_row};
 #if defined(PL_AVX512)
-PL_TABLE(pl_path_avx512, "avx512-vnni")
+PL_EXPORT(pl_path_avx512, "avx512-vnni")
 #elif defined(PL_AVX2)
-PL_TABLE(pl_path_avx2, "avx2")
+PL_EXPORT(pl_path_avx2, "avx2")
 #else
-PL_TABLE(pl_path_portable, "portable")
+PL_EXPORT(pl_path_portable, "portable")
 #endif
