@@ -19,6 +19,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from inspect import signature
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,20 +65,22 @@ class Transformers:
 
     def __init__(self, model: str, threads: int) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, DynamicCache
 
         torch.set_num_threads(threads)
         self.version = f"{version('transformers')} on torch {torch.__version__}"
-        self._torch = torch
+        self._torch, self._cache = torch, DynamicCache
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, local_files_only=True)
+        known = signature(self._model.forward).parameters
+        self._keyword = "cache" if "cache" in known else "past_key_values"  # its name changed
 
     def decode(self, ids: Sequence[int], count: int, seen: Callable[[int], None]) -> None:
-        torch = self._torch
-        rows, cache = torch.tensor([list(ids)]), None
-        with torch.inference_mode():
+        rows = self._torch.tensor([list(ids)])
+        state = {self._keyword: self._cache(config=self._model.config)}
+        with self._torch.inference_mode():
             for _ in range(count):
-                out = self._model(input_ids=rows, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                rows, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
+                logits = self._model(rows, **state, use_cache=True, logits_to_keep=1).logits
+                rows = logits[:, -1:].argmax(-1)
                 seen(int(rows))
 
 
