@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from paceline.kernels.plan import Plan
     from paceline.pages import Slab
 
+MAX_HEAD_DIM = 512
+
 _FORMATS = {"fp32": 0, "bf16": 1, "int8": 2}
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.errors import OptionError
+from paceline.errors import KernelError, OptionError
 from paceline.kernels import REFERENCE, library
 from paceline.kernels.memory import huge_copy
-from paceline.kernels.native import NativeRuntime
+from paceline.kernels.native import MAX_HEAD_DIM, NativeRuntime
 from paceline.kernels.plan import Plan, rope_tables
 from paceline.kernels.reference import ReferenceRuntime
 from paceline.pages import CacheGroup
@@ -48,7 +48,7 @@ class Decoder:
 
     Raises:
         OptionError: a limit or type that the model does not have.
-        KernelError: the processor lacks the path, or the threads cannot be started.
+        KernelError: the heads are too wide, the processor lacks the path, or the threads cannot be started.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class Decoder:
     ) -> None:
         if kv_dtype not in {torch.float32, torch.bfloat16}:
             raise OptionError(f"keys and values are kept in float32 or bfloat16, not {kv_dtype}.")
+        if spec.head_dim > MAX_HEAD_DIM:
+            raise KernelError(f"heads have at most {MAX_HEAD_DIM} dimensions, not {spec.head_dim}.")
         if threads < 1:
             raise OptionError(f"threads must be at least 1, not {threads}.")
         positions = min(max_model_len or spec.max_positions, spec.max_positions)

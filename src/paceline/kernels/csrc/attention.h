@@ -18,6 +18,7 @@
 #define PL_PAIRS PL_ROWS        /* (row, head) pairs worked on together */
 /* Pages, or vectors of a value, that go together with that many pairs: as registers allow. */
 #define PL_WIDE(pairs) (PL_ROWS == 8 && (pairs) <= 4 ? 4 : 2)
+#define PL_QUERY (PL_MAX_DIM + 16) /* a known distance costs no register; not a power of two, for the cache's sake */
 #define PL_BLOCK 16             /* rows of a segment that make one unit of work */
 
 /* The part of a chunk that a row sees; lanes are counted from the chunk's first path index. */
@@ -41,7 +42,7 @@ typedef struct {
 
 /* Scratch of one thread. */
 typedef struct {
-    float *queries; /* [dim][pairs] */
+    float *queries; /* [pairs][PL_QUERY] */
     float *scores;  /* [pairs][PL_SPAN] */
     float *part;    /* [pairs][padded + 16]: o, m, l */
     float *sums;    /* [PL_BLOCK * group][padded + 16] */
@@ -98,7 +99,7 @@ PL_INLINE void pl_scores_tile(const int pairs, const int pages, const int bf16, 
 #define PL_ZERO(p) vf a##p = zero, b##p = zero, c##p = zero, d##p = zero;
     PL_EIGHT(PL_ZERO)
 #undef PL_ZERO
-    for (ptrdiff_t i = 0; i < (ptrdiff_t)view->dim; i++, query += PL_PAIRS) {
+    for (ptrdiff_t i = 0; i < (ptrdiff_t)view->dim; i++, query++) {
         vf v0 = v_load_kv(k0, i * PL_PAGE, bf16), v1 = v0, v2 = v0, v3 = v0;
         if (pages > 1)
             v1 = v_load_kv(k1, i * PL_PAGE, bf16);
@@ -113,7 +114,7 @@ PL_INLINE void pl_scores_tile(const int pairs, const int pages, const int bf16, 
         }
 #define PL_ADD_PAIR(p) \
     if (p < pairs) { \
-        vf q = v_set1(query[p]); \
+        vf q = v_set1(query[p * PL_QUERY]); \
         a##p = v_fma(q, v0, a##p); \
         if (pages > 1) \
             b##p = v_fma(q, v1, b##p); \

@@ -51,8 +51,7 @@ PL_INLINE size_t pl_max(size_t a, size_t b) { return a > b ? a : b; }
 
 static size_t pl_desk_floats(const pl_run *run, size_t group)
 {
-    size_t head = pl_round_up((size_t)run->model->head_dim, PL_LANES);
-    return run->stage_stride + head * PL_PAIRS + PL_PAIRS * PL_SPAN + PL_PAIRS * run->part_stride +
+    return run->stage_stride + PL_PAIRS * PL_QUERY + PL_PAIRS * PL_SPAN + PL_PAIRS * run->part_stride +
            PL_BLOCK * group * run->part_stride + 64;
 }
 
@@ -145,7 +144,7 @@ static void pl_plan_units(pl_run *run, int threads, int write)
             size_t row = 0, slot = (size_t)(thread); \
             body; \
         } else { \
-            for (long claimed; (claimed = pl_pool_claim(pool, thread, (long)(run)->rows)) >= 0;) { \
+            for (int claimed; (claimed = pl_pool_claim(pool, thread, (run)->rows)) >= 0;) { \
                 size_t row = (size_t)claimed, slot = row; \
                 body; \
             } \
@@ -172,8 +171,7 @@ static float *pl_stage(const pl_run *run, int thread)
 static pl_desk pl_desk_of(const pl_run *run, int thread)
 {
     float *at = pl_stage(run, thread) + run->stage_stride;
-    size_t head = pl_round_up((size_t)run->model->head_dim, PL_LANES);
-    pl_desk desk = {at, at + head * PL_PAIRS, NULL, NULL};
+    pl_desk desk = {at, at + PL_PAIRS * PL_QUERY, NULL, NULL};
     desk.part = desk.scores + PL_PAIRS * PL_SPAN;
     desk.sums = desk.part + PL_PAIRS * run->part_stride;
     return desk;
@@ -312,7 +310,7 @@ static void pl_place(const pl_run *run, pl_pool *pool, const pl_layer *layer, in
     const pl_model *m = run->model;
     size_t kv_heads = (size_t)m->kv_heads, full = m->qk_norm == PL_QK_FULL, at_once = run->rows > 32 ? 16 : 2;
     size_t across = full ? 1 : kv_heads, blocks = (run->rows + at_once - 1) / at_once;
-    for (long unit; (unit = pl_pool_claim(pool, thread, (long)(blocks * across))) >= 0;) {
+    for (int unit; (unit = pl_pool_claim(pool, thread, (blocks * across))) >= 0;) {
         size_t row = (size_t)unit / across * at_once, end = row + at_once < run->rows ? row + at_once : run->rows;
         for (; row < end; row++) {
             size_t segment = pl_segment_of(run->batch, row);
@@ -348,8 +346,7 @@ static void pl_attend_chunk(const pl_run *run, const pl_layer *layer, const pl_u
         size_t r = p / group, row = (size_t)block->row + r, head = (size_t)unit->head * group + p % group;
         if (spans[r].hi > spans[r].lo) {
             const float *query = run->qkv + row * run->qkv_stride + head * dim;
-            for (size_t d = 0; d < dim; d++)
-                desk->queries[d * PL_PAIRS + (size_t)pairs] = query[d];
+            memcpy(desk->queries + (size_t)pairs * PL_QUERY, query, dim * sizeof(float));
             seen[pairs] = &spans[r];
             sums[pairs] = desk->sums + p * run->part_stride;
             counts[pairs] = &merged[r];
@@ -447,7 +444,7 @@ static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, index, row, slot, thread));
     pl_product(pool, thread, &layer->qkv, &in, run->rows, &qkv);
     pl_place(run, pool, layer, thread);
-    for (long unit; (unit = pl_pool_claim(pool, thread, (long)run->unit_count)) >= 0;)
+    for (int unit; (unit = pl_pool_claim(pool, thread, run->unit_count)) >= 0;)
         pl_attend_unit(run, layer, &run->units[unit], thread);
     pl_pool_barrier(pool, thread);
     PL_EACH_ROW(run, pool, thread, pl_leave_attention(run, layer, row, slot, thread));
@@ -464,7 +461,7 @@ static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
     size_t hidden = (size_t)m->hidden, scored = (size_t)run->batch->scored;
     size_t ids = (size_t)m->head.n;
     pl_sink sink = {run->logits, ids, ids, PL_LOGITS, m->logit_multiplier, m->logit_softcap};
-    for (long claimed; (claimed = pl_pool_claim(pool, thread, (long)scored)) >= 0;) {
+    for (int claimed; (claimed = pl_pool_claim(pool, thread, scored)) >= 0;) {
         size_t i = (size_t)claimed;
         float *stage = pl_stage(run, thread);
         pl_norm(run->x + (size_t)run->batch->score[i] * run->x_stride, m->norm, hidden, m->norm_eps, stage);
@@ -478,7 +475,7 @@ static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
 static void pl_forward_region(void *arg, pl_pool *pool, int thread)
 {
     const pl_run *run = arg;
-    for (long row; (row = pl_pool_claim(pool, thread, (long)run->rows)) >= 0;)
+    for (int row; (row = pl_pool_claim(pool, thread, run->rows)) >= 0;)
         pl_embed(run, (size_t)row);
     pl_pool_barrier(pool, thread);
     for (int layer = 0; layer < run->model->layers; layer++)

@@ -8,6 +8,7 @@
 #include "pool.h"
 
 #define PL_PAGE 16
+#define PL_MAX_DIM 512 /* of a head */
 
 enum { PL_FP32, PL_BF16, PL_INT8 };
 enum { PL_SILU, PL_GELU, PL_GELU_TANH };

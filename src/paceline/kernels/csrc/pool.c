@@ -12,7 +12,7 @@
 
 /* How much of a thread's stretch is taken, in this phase and in the next; and what only the thread reads. */
 typedef struct {
-    _Alignas(LINE) atomic_long taken[2];
+    _Alignas(LINE) atomic_int taken[2];
     unsigned phase;
 } pl_seat;
 
@@ -183,22 +183,29 @@ void pl_pool_barrier(pl_pool *pool, int thread)
     pl_pool_wait(pool, thread);
 }
 
-long pl_pool_first(const pl_pool *pool, int thread, long total) { return total * thread / pool->threads; }
-
-long pl_pool_claim(pl_pool *pool, int thread, long total)
+/* In 32 bits, as this stands between all pieces of work and a long division takes its time. */
+int pl_pool_first(const pl_pool *pool, int thread, size_t total)
 {
-    unsigned now = pool->seats[thread].phase % 2;
-    for (int i = 0; i < pool->threads; i++) {
-        int owner = (thread + i) % pool->threads;
-        long first = pl_pool_first(pool, owner, total), end = pl_pool_first(pool, owner + 1, total);
-        atomic_long *taken = &pool->seats[owner].taken[now];
-        if (first + atomic_load_explicit(taken, memory_order_relaxed) >= end)
-            continue;
-        long claimed = first + atomic_fetch_add_explicit(taken, 1, memory_order_relaxed);
-        if (claimed < end)
-            return claimed;
-    }
-    return -1;
+    return (int)((unsigned)total * (unsigned)thread / (unsigned)pool->threads);
+}
+
+static int claim_from(pl_pool *pool, int owner, unsigned phase, size_t total)
+{
+    int first = pl_pool_first(pool, owner, total), end = pl_pool_first(pool, owner + 1, total);
+    atomic_int *taken = &pool->seats[owner].taken[phase];
+    if (first + atomic_load_explicit(taken, memory_order_relaxed) >= end)
+        return -1;
+    int claimed = first + atomic_fetch_add_explicit(taken, 1, memory_order_relaxed);
+    return claimed < end ? claimed : -1;
+}
+
+int pl_pool_claim(pl_pool *pool, int thread, size_t total)
+{
+    unsigned phase = pool->seats[thread].phase % 2;
+    int claimed = claim_from(pool, thread, phase, total);
+    for (int other = 0; claimed < 0 && other < pool->threads; other++)
+        claimed = claim_from(pool, other, phase, total);
+    return claimed;
 }
 
 void pl_pool_run(pl_pool *pool, pl_region region, void *arg)

@@ -2,6 +2,8 @@
 #ifndef PL_POOL_H
 #define PL_POOL_H
 
+#include <stddef.h>
+
 typedef struct pl_pool pl_pool;
 typedef void (*pl_region)(void *arg, pl_pool *pool, int thread);
 
@@ -22,9 +24,9 @@ void pl_pool_barrier(pl_pool *pool, int thread);
 
 /* Inside a region: the next of 0 .. total - 1, each handed out once between two barriers; -1 when none is left.
  * Every thread goes through a stretch of its own, so that it reads memory in order, and then helps the others. */
-long pl_pool_claim(pl_pool *pool, int thread, long total);
+int pl_pool_claim(pl_pool *pool, int thread, size_t total);
 
 /* Where the stretch of a thread begins. */
-long pl_pool_first(const pl_pool *pool, int thread, long total);
+int pl_pool_first(const pl_pool *pool, int thread, size_t total);
 
 #endif

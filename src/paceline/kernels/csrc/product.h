@@ -292,13 +292,15 @@ static void pl_product(pl_pool *pool, int thread, const pl_linear *w, const pl_i
                        const pl_sink *sink)
 {
     const size_t tiles = pl_round_up((size_t)w->n, PL_LANES) / PL_LANES, groups = (tiles + PL_GROUP - 1) / PL_GROUP;
-    for (long group; (group = pl_pool_claim(pool, thread, (long)groups)) >= 0;) {
-        size_t tile = (size_t)group * PL_GROUP, end = tile + PL_GROUP;
-        if (end <= tiles)
-            pl_product_group(w, in, rows, tile, PL_GROUP, sink);
-        else
-            for (; tile < tiles; tile++)
-                pl_product_group(w, in, rows, tile, 1, sink);
+    const size_t step = groups / (32 * (size_t)pl_pool_threads(pool)) + 1, pieces = (groups + step - 1) / step;
+    for (int piece; (piece = pl_pool_claim(pool, thread, pieces)) >= 0;) {
+        size_t tile = (size_t)piece * step * PL_GROUP, end = tile + step * PL_GROUP;
+        end = end < tiles ? end : tiles;
+        while (tile < end) {
+            size_t count = tile + PL_GROUP <= end ? PL_GROUP : 1;
+            pl_product_group(w, in, rows, tile, count, sink);
+            tile += count;
+        }
     }
     pl_pool_barrier(pool, thread);
 }

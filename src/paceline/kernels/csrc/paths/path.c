@@ -16,7 +16,7 @@ static void pl_linear_region(void *arg, pl_pool *pool, int thread)
     size_t k = (size_t)run->linear->k, n = (size_t)run->linear->n;
     float *stage = run->stages + (size_t)thread * run->stride;
     pl_sink sink = {run->out, n, n, PL_LOGITS, 1.0f, 0.0f};
-    for (long claimed; (claimed = pl_pool_claim(pool, thread, (long)run->rows)) >= 0;) {
+    for (int claimed; (claimed = pl_pool_claim(pool, thread, run->rows)) >= 0;) {
         size_t row = (size_t)claimed;
         memcpy(stage, run->in + row * k, k * sizeof(float));
         pl_quantize(stage, k, run->linear->format, run->inputs, row);
