@@ -45,7 +45,7 @@ class BlockModel(ToyTarget):
         self.answers = answers
         self.dice = random.Random(3)
         self.right = right
-        self.paths: list[list[int]] = []
+        self.seen: list[list[int]] = []
         self.passes = 0
         self.asked = -1
 
@@ -56,7 +56,7 @@ class BlockModel(ToyTarget):
 
     def _guess(self, path: list[int]) -> Tensor:
         """A block's rows come in order, so that the n-th call for one block is for its n-th row."""
-        self.paths.append(path)
+        self.seen.append(path)
         known = [token for token in path if token != MASK]
         self.asked = self.asked + 1 if self.asked < BLOCK - 1 else 0
         answer = self.answers[known[0]]
@@ -185,8 +185,8 @@ def test_a_block_is_drafted_in_one_pass_and_changes_nothing(budget: int, right: 
         if right == 1.0 and budget >= BLOCK and not lag:
             assert record.steps == -(-36 // (BLOCK + 1))
     # Every row of a block read all the masks of the block, its own and the later ones, and one pass did all blocks.
-    assert all(path.count(MASK) == BLOCK for path in model.paths)
-    assert all(path[-BLOCK:] == [MASK] * BLOCK for path in model.paths)
+    assert all(path.count(MASK) == BLOCK for path in model.seen)
+    assert all(path[-BLOCK:] == [MASK] * BLOCK for path in model.seen)
     assert model.passes < sum(s.record.steps for s in sequences)
     assert drafter.pool.free == drafter.pool.pages
     assert not drafter.held
