@@ -6,6 +6,7 @@
 #include "rows.h"
 
 #define PL_GROUP 3 /* tiles of 16 outputs that are worked on together */
+#define PL_NEAR (96 << 10) /* bytes of a tile: two groups of these fit the second cache */
 
 enum { PL_STORE, PL_ADD, PL_LOGITS };
 
@@ -176,15 +177,20 @@ PL_INLINE vf pl_load_weights(const void *w, size_t at, const int bf16)
 }
 
 PL_INLINE void pl_float_tile(const int rows, const int tiles, const int bf16, const float *in, size_t stride,
-                             const void *w, size_t k, vf *sums)
+                             const void *w, size_t k, const char *const *fetch, vf *sums)
 {
     const vf zero = v_zero();
-    const size_t apart = tiles == 3 ? k * PL_LANES : 0;
+    const size_t apart = tiles == 3 ? k * PL_LANES : 0, line = PL_LANES * (bf16 ? 2 : 4);
 #define PL_ZERO(r) vf a##r = zero, b##r = zero, c##r = zero;
     PL_EIGHT(PL_ZERO)
 #undef PL_ZERO
     for (size_t i = 0; i < k; i++) {
         vf w0 = pl_load_weights(w, i * PL_LANES, bf16), w1 = w0, w2 = w0;
+        if (!bf16 || i % 2 == 0) {
+            PL_FETCH(fetch[0] + i * line);
+            PL_FETCH(fetch[1] + i * line);
+            PL_FETCH(fetch[2] + i * line);
+        }
         if (tiles == 3) {
             w1 = pl_load_weights(w, i * PL_LANES + apart, bf16);
             w2 = pl_load_weights(w, i * PL_LANES + 2 * apart, bf16);
@@ -233,7 +239,7 @@ PL_INLINE void pl_product_tile(const int rows, const int tiles, const int format
     } else {
         size_t at = tile * PL_LANES * (size_t)w->k * (format == PL_BF16 ? 2 : 4);
         pl_float_tile(rows, tiles, format == PL_BF16, (const float *)in->data + row * in->stride, in->stride,
-                      (const char *)w->data + at, (size_t)w->k, out);
+                      (const char *)w->data + at, (size_t)w->k, fetch, out);
     }
     for (int r = 0; r < rows; r++)
         for (int t = 0; t < tiles; t++) {
@@ -265,20 +271,30 @@ typedef void (*pl_tile)(const pl_linear *, const pl_inputs *, size_t row, size_t
 #define PL_ENTRY(rows, tiles, format) pl_tile_##rows##_##tiles##_##format,
 PL_NUMBERS(PL_ALL_TILES, 0)
 
+PL_INLINE size_t pl_tile_bytes(const pl_linear *w)
+{
+    static const size_t width[] = {4, 2, 1};
+    return pl_padded((size_t)w->k, PL_INT8 * (w->format == PL_INT8)) * PL_LANES * width[w->format];
+}
+
 /* A group of tiles from `tile` on for all rows: its weights stay near while the rows pass in eights, and meanwhile
- * those of the next group are fetched, a third in each of the first three passes, or more if there are fewer. */
+ * those of the next group are fetched, a third in each of the first three passes, or more if there are fewer.
+ * Where a group is too large for that, weights are fetched a little ahead. */
 static void pl_product_group(const pl_linear *w, const pl_inputs *in, size_t rows, size_t tile, size_t tiles,
                              const pl_sink *sink)
 {
     static const pl_tile table[3][2][PL_ROWS] = {{{PL_TABLE(1, PL_FP32)}, {PL_TABLE(3, PL_FP32)}},
                                                  {{PL_TABLE(1, PL_BF16)}, {PL_TABLE(3, PL_BF16)}},
                                                  {{PL_TABLE(1, PL_INT8)}, {PL_TABLE(3, PL_INT8)}}};
-    const size_t passes = (rows + PL_ROWS - 1) / PL_ROWS, bytes = pl_padded((size_t)w->k, PL_INT8) * PL_LANES;
-    const char *next = (const char *)w->data + (tile + tiles) * bytes;
+    const size_t passes = (rows + PL_ROWS - 1) / PL_ROWS, bytes = pl_tile_bytes(w);
+    const int large = bytes > PL_NEAR;
+    const char *next = (const char *)w->data + tile * bytes + (large ? 4096 : tiles * bytes);
     for (size_t pass = 0; pass < passes; pass++) {
         size_t row = pass * PL_ROWS, count = rows - row < PL_ROWS ? rows - row : PL_ROWS;
-        size_t first = pass < 2 ? pass : 2, last = pass + 1 < passes ? first : 2;
-        const char *fetch[PL_GROUP] = {next + first * bytes, next + (first + last + 1) / 2 * bytes, next + last * bytes};
+        size_t first = pass < 2 ? pass : 2, last = pass + 1 < passes ? first : 2, middle = (first + last + 1) / 2;
+        if (large)
+            first = 0, middle = 1, last = 2;
+        const char *fetch[PL_GROUP] = {next + first * bytes, next + middle * bytes, next + last * bytes};
         table[w->format][tiles == PL_GROUP][count - 1](w, in, row, tile, sink, fetch);
     }
 }
