@@ -130,7 +130,8 @@ def test_all_numbers_agree(seed: int, right: float, length: int, tokens: int, en
 def test_a_cut_inside_a_block_cuts_the_counts(place: int, ends: str) -> None:
     script = [*range(65, 65 + place), EOS if ends == "eos" else 90, *range(97, 120)]
     run = ToyRun(script_rule(VOCAB, script, 1))
-    settings: dict[str, Any] = {"eos": {}, "stop": {"stop": "Z"}, "length": {"max_tokens": place + 1}}[ends]
+    cases: dict[str, dict[str, Any]] = {"eos": {}, "stop": {"stop": "Z"}, "length": {"max_tokens": place + 1}}
+    settings = cases[ends]
     sequence = run.add(
         [1],
         ScriptedDrafter(oracle(script, 1)),
@@ -223,3 +224,24 @@ def test_requests_that_ride_together_have_records_of_their_own() -> None:
         records.append([{**s.record.as_dict(), "seconds": None} for s in sequences])
     assert records[0] == records[1]
     assert [r["method"] for r in records[0]] == ["scripted", "scripted", "scripted", "none"]
+
+
+def test_nothing_drafted_is_said_with_its_reason() -> None:
+    run = ToyRun(RULE)
+    silent = ScriptedDrafter(lambda tokens, budget: [])
+    fixed = run.add(PROMPT, silent, max_tokens=6)
+    short = run.add(PROMPT, silent, max_tokens=1)
+    plain = run.add(PROMPT, max_tokens=6)
+    used = run.add(PROMPT, ScriptedDrafter(lambda tokens, budget: [1] * budget), max_tokens=6)
+    run.finish(fixed, short, plain, used)
+    assert [s.record.as_dict()["disabled_reason"] for s in (fixed, short, plain, used)] == [
+        "no match",
+        None,
+        None,
+        None,
+    ]
+    costly = ToyRun(RULE)
+    costly.engine.pacer.learn_draft("scripted", 1, 1, 1e6)
+    rested = costly.add(PROMPT, silent, max_tokens=6, speculation={"adaptive": True})
+    costly.finish(rested)
+    assert rested.record.as_dict()["disabled_reason"] == "it does not pay"

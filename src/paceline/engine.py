@@ -179,6 +179,7 @@ class Engine:
         asked: dict[int, list[tuple[Sequence, int]]] = {}
         for sequence, budget in zip(sequences, budgets, strict=True):
             if budget:
+                sequence.record.asked += 1
                 asked.setdefault(id(sequence.drafter), []).append((sequence, budget))
         for group in asked.values():
             trees.update(self._ask(group))
@@ -336,7 +337,7 @@ class Engine:
         """Decode a sequence without its drafter from here on."""
         self._release(sequence)
         sequence.drafter = None
-        sequence.record.disabled_reason = "the drafter failed"
+        sequence.record.failed = True
 
     def _release(self, sequence: Sequence) -> None:
         drafter = sequence.drafter

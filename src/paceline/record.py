@@ -47,14 +47,16 @@ class SpeculationRecord:
     """Counts of one request; everything else is derived from them.
 
     ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
-    were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted.
+    were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
+    counts the steps in which the drafter was asked at all, and ``failed`` says that it was left out for good.
     """
 
     method: str
     seed: int
     lossless: Lossless
-    disabled_reason: str | None = None
     steps: int = 0
+    asked: int = 0
+    failed: bool = False
     drafted: int = 0
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -69,6 +71,15 @@ class SpeculationRecord:
     def mean_accepted_length(self) -> float | None:
         """1 + accepted / steps, the target's own token counted; None without steps."""
         return 1 + self.accepted / self.steps if self.steps else None
+
+    @property
+    def disabled_reason(self) -> str | None:
+        """Why nothing was drafted, or nothing more; None where drafting went on, or was not asked for."""
+        if self.failed:
+            return "the drafter failed"
+        if self.method == "none" or self.drafted or not self.steps:
+            return None
+        return "no match" if self.asked else "it does not pay"
 
     def judge(self, drafted: int, accepted: int, missed: bool) -> None:
         """Count one step: ``accepted`` drafts in a row, then one that was judged and ``missed``, or none offered."""
