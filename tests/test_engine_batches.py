@@ -114,7 +114,7 @@ def ride(seed: int, count: int, rule: Any, target: Any = None, **engine: Any) ->
     assert not shared._indices
 
 
-@trials(12)
+@trials(20)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 8),
@@ -127,7 +127,7 @@ def test_riding_together_changes_nothing(seed: int, count: int, lag: int, rows: 
     ride(seed, count, WHOLE, lag=lag, max_batch_tokens=rows, max_num_seqs=running, pages=pages)
 
 
-@trials(4)
+@trials(6)
 @given(seed=st.integers(0, 2**32), lag=st.integers(0, 2), window=st.sampled_from([8, 16]))
 def test_riding_together_on_two_cache_groups(seed: int, lag: int, window: int) -> None:
     target = PairTarget(RULE, VOCAB, 256, window)

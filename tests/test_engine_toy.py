@@ -97,7 +97,12 @@ def test_stop_string_cuts_everything_at_one_token() -> None:
 
 @pytest.mark.parametrize("lag", [1, 2])
 def test_the_host_may_run_behind(lag: int) -> None:
-    settings = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 5}, {"max_tokens": 7}, {"stop": "e"}]
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 5},
+        {"max_tokens": 7},
+        {"stop": "e"},
+    ]
     prompts = [PROMPT, PROMPT[:9], "x", PROMPT + PROMPT[:30]]
     expected = [plain(p, **s) for p, s in zip(prompts, settings, strict=True)]
     run = ToyRun(RULE, lag=lag, max_num_seqs=3, max_batch_tokens=17)

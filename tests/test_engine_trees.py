@@ -49,7 +49,7 @@ def scattered(answer: Seq[int], start: int) -> Callable[[Seq[int], int], TokenTr
     return rule
 
 
-@trials(40)
+@trials(80)
 @given(
     seed=st.integers(0, 2**32),
     width=st.integers(1, 4),
@@ -94,7 +94,7 @@ def test_accepted_rows_that_are_scattered_move_together(budget: int, target: str
     assert sequence.record.drafted - sequence.record.accepted >= sequence.record.accepted
 
 
-@trials(25)
+@trials(50)
 @given(
     seed=st.integers(0, 2**32),
     window=st.sampled_from([1, 8, 16]),
