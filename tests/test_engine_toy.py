@@ -11,6 +11,7 @@ from paceline.targets.toy import script_rule, table_rule
 from tests.toys import EOS, VOCAB, ScriptedDrafter, ToyRun, oracle, wrong
 
 if TYPE_CHECKING:
+    from paceline.drafters import Drafter
     from paceline.request import Sequence
 
 RULE = table_rule(VOCAB, seed=1, spread=4.0)
@@ -29,7 +30,7 @@ def plain(prompt: Any, rule: Any = RULE, **sampling: Any) -> Sequence:
 def test_every_drafter_gives_the_plain_tokens(length: int, temperature: float) -> None:
     expected = plain(PROMPT, temperature=temperature, seed=3)
     answer, start = expected.output, expected.prompt_length
-    drafters = [
+    drafters: list[Drafter] = [
         ScriptedDrafter(oracle(answer, start)),
         ScriptedDrafter(wrong(answer, start)),
         ScriptedDrafter(lambda tokens, budget: []),

@@ -89,6 +89,14 @@ def test_it_is_about_as_fast_as_the_best_fixed_length(cost: str, each: float) ->
         assert mine > 0.87 * max(fixed), right
 
 
+@pytest.mark.parametrize("cost", COSTS)
+def test_it_is_about_as_fast_as_the_best_fixed_length_for_a_batch(cost: str) -> None:
+    for right in (0.0, 0.5, 0.9):
+        mine = Ride(COSTS[cost], _always(right), sequences=4).go(400).speed(256)
+        fixed = [Ride(COSTS[cost], _always(right), sequences=4, fixed=k, seed=1).go(400).speed(256) for k in range(6)]
+        assert mine > 0.87 * max(fixed), right
+
+
 @pytest.mark.parametrize("sequences", [1, 3, 8])
 @pytest.mark.parametrize("cost", COSTS)
 def test_a_useless_drafter_costs_next_to_nothing(cost: str, sequences: int) -> None:
@@ -267,6 +275,14 @@ def test_row_costs_between_and_beyond_what_was_measured() -> None:
     assert rows(2.5) == pytest.approx(1.05)
     assert rows(1) < 1.0
     assert 1.4 < rows(10) < 1.8
+
+
+def test_fewer_rows_never_seem_to_take_longer_than_more() -> None:
+    """A count that was measured while something else ran is corrected by larger ones that were not."""
+    rows = RowCost()
+    for count, seconds in ((1, 1.0), (2, 1.9), (3, 1.8), (7, 1.2), (8, 1.5)):
+        rows.learn(count, seconds)
+    assert [rows(count) for count in (1, 2, 3, 5, 7, 8)] == pytest.approx([1.0, 1.2, 1.2, 1.2, 1.2, 1.5])
 
 
 def test_a_request_that_is_over_is_forgotten() -> None:

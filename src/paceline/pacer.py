@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class RowCost:
     seconds: dict[int, float] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
     _rows: list[int] = field(default_factory=list)
+    _least: list[float] = field(default_factory=list)
 
     def learn(self, rows: int, seconds: float) -> None:
         seconds = max(seconds, _TICK)
@@ -46,6 +48,9 @@ class RowCost:
             self.seconds[rows] = min(seconds, 2 * self(rows)) if self._rows else seconds
             insort(self._rows, rows)
         self.samples[rows] = self.samples.get(rows, 0) + 1
+        # Fewer rows never take longer than more do: what seems so was interrupted, or measured in slower times.
+        falling = accumulate((self.seconds[count] for count in reversed(self._rows)), min)
+        self._least = list(falling)[::-1]
 
     def __call__(self, rows: float) -> float:
         """Estimated seconds of a step of ``rows`` rows: between two measured counts on the line through them."""
@@ -53,13 +58,12 @@ class RowCost:
             return _guess(1, rows)
         place = bisect_left(self._rows, rows)
         if place == 0:
-            return self.seconds[self._rows[0]] / _guess(rows, self._rows[0])
-        low = self._rows[place - 1]
+            return self._least[0] / _guess(rows, self._rows[0])
+        low, least = self._rows[place - 1], self._least[place - 1]
         if place == len(self._rows):
-            return self.seconds[low] * _guess(low, rows)
-        high = self._rows[place]
-        part = (rows - low) / (high - low)
-        return self.seconds[low] + part * (self.seconds[high] - self.seconds[low])
+            return least * _guess(low, rows)
+        part = (rows - low) / (self._rows[place] - low)
+        return least + part * (self._least[place] - least)
 
 
 def _guess(low: float, high: float) -> float:
