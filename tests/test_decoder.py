@@ -237,6 +237,8 @@ def test_a_prefix_is_the_model_of_the_first_layers(path: str) -> None:
         ({"tables": (torch.tensor([[-1, -1]], dtype=torch.int32),)}, "page"),
         ({"tables": (torch.tensor([[99, 99]], dtype=torch.int32),)}, "page"),
         ({"context": torch.tensor([1])}, "torch.int32"),
+        ({"context": torch.tensor([600], dtype=torch.int32)}, "page"),
+        ({"score": torch.tensor([1])}, "scored"),
     ],
 )
 def test_bad_batches_are_refused(change: dict[str, Any], message: str) -> None:

@@ -32,8 +32,9 @@ _QK_NORMS = {None: 0, "head": 1, "full": 2}
 _FAILURES = {
     1: "no memory is left for the scratch of a pass of {rows} rows; run smaller batches.",
     2: "a token id lies outside 0 to {last_id}; encode with the model's own tokenizer.",
-    3: "a row is to be written to a page that the cache does not have; reserve its page first.",
+    3: "a row is to be written to, or looks back at, a page that the cache does not have; reserve it first.",
     4: "a position lies outside 0 to {last_position}; raise max_model_len.",
+    5: "a row is to be scored that the batch, which has {rows}, does not have; score rows 0 to {rows} - 1.",
 }
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 

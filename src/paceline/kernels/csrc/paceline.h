@@ -13,7 +13,7 @@
 enum { PL_FP32, PL_BF16, PL_INT8 };
 enum { PL_SILU, PL_GELU, PL_GELU_TANH };
 enum { PL_QK_NONE, PL_QK_HEAD, PL_QK_FULL };
-enum { PL_OK, PL_NO_MEMORY, PL_BAD_ID, PL_BAD_PAGE, PL_BAD_POSITION };
+enum { PL_OK, PL_NO_MEMORY, PL_BAD_ID, PL_BAD_PAGE, PL_BAD_POSITION, PL_BAD_SCORE };
 
 /* out[n] = sum over k of in[k] w[n][k], + bias[n]; w lies as [n / 16][k][16], in int8 as [n / 16][k / 4][16][4]
  * with 128 added, k then padded to a multiple of 64 and rotated. scale and bias are padded to 16. */

@@ -155,17 +155,13 @@ void pl_pool_destroy(pl_pool *pool)
 
 int pl_pool_threads(const pl_pool *pool) { return pool->threads; }
 
-void pl_pool_arrive(pl_pool *pool)
+void pl_pool_barrier(pl_pool *pool, int thread)
 {
+    pl_seat *seat = &pool->seats[thread];
     if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->threads - 1) {
         atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&pool->phase, 1, memory_order_release);
     }
-}
-
-void pl_pool_wait(pl_pool *pool, int thread)
-{
-    pl_seat *seat = &pool->seats[thread];
     for (int spin = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == seat->phase; spin++) {
         if (spin < pool->spins)
             relax();
@@ -177,21 +173,15 @@ void pl_pool_wait(pl_pool *pool, int thread)
     atomic_store_explicit(&seat->taken[(seat->phase + 1) % 2], 0, memory_order_relaxed);
 }
 
-void pl_pool_barrier(pl_pool *pool, int thread)
-{
-    pl_pool_arrive(pool);
-    pl_pool_wait(pool, thread);
-}
-
 /* In 32 bits, as this stands between all pieces of work and a long division takes its time. */
-int pl_pool_first(const pl_pool *pool, int thread, size_t total)
+static int first_of(const pl_pool *pool, int thread, size_t total)
 {
     return (int)((unsigned)total * (unsigned)thread / (unsigned)pool->threads);
 }
 
 static int claim_from(pl_pool *pool, int owner, unsigned phase, size_t total)
 {
-    int first = pl_pool_first(pool, owner, total), end = pl_pool_first(pool, owner + 1, total);
+    int first = first_of(pool, owner, total), end = first_of(pool, owner + 1, total);
     atomic_int *taken = &pool->seats[owner].taken[phase];
     if (first + atomic_load_explicit(taken, memory_order_relaxed) >= end)
         return -1;

@@ -16,17 +16,11 @@ int pl_pool_threads(const pl_pool *pool);
  * fork the child starts threads of its own. */
 void pl_pool_run(pl_pool *pool, pl_region region, void *arg);
 
-/* Inside a region: wait for all threads; then claims start again. What can be done meanwhile stands between
- * arriving and waiting. */
-void pl_pool_arrive(pl_pool *pool);
-void pl_pool_wait(pl_pool *pool, int thread);
+/* Inside a region: wait for all threads; then claims start again. */
 void pl_pool_barrier(pl_pool *pool, int thread);
 
 /* Inside a region: the next of 0 .. total - 1, each handed out once between two barriers; -1 when none is left.
  * Every thread goes through a stretch of its own, so that it reads memory in order, and then helps the others. */
 int pl_pool_claim(pl_pool *pool, int thread, size_t total);
-
-/* Where the stretch of a thread begins. */
-int pl_pool_first(const pl_pool *pool, int thread, size_t total);
 
 #endif
