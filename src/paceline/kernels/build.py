@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parent / "csrc"
 
 # Without contraction and re-association a float's value depends on the source alone. -Wno-psabi: vectors of 64
-# bytes are passed between inlined functions only. gcc's partial redundancy elimination copies sums between registers.
-_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wno-psabi", "-fno-tree-pre")
+# bytes are passed between inlined functions only.
+_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-Wno-psabi")
 _AVX2 = ("-DPL_AVX2", "-mavx2", "-mfma")
 _AVX512 = ("-DPL_AVX512", "-mavx2", "-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
 

@@ -1,5 +1,11 @@
 /* Everything that depends on the instruction set; compiled once for each, with PL_AVX512, PL_AVX2 or neither. */
 #define _GNU_SOURCE
+
+/* gcc's elimination of partial redundancies copies the sums of a tile from register to register. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-tree-pre")
+#endif
+
 #include "../forward.h"
 
 typedef struct {
