@@ -26,9 +26,11 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.pages import PagePool
 from tests.toys import (
     VOCAB,
+    Clock,
     PairTarget,
     ScriptedDrafter,
     StrictTarget,
+    Timed,
     ToyRun,
     TreeDrafter,
     alone,
@@ -108,8 +110,20 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self, lag: int, running: int, rows: int, pages: int, window: int | None, seed: int) -> None:
         logging.disable(logging.CRITICAL)
         self.window = window
-        target: Target | None = None if window is None else PairTarget(RULE, VOCAB, 256, window)
-        self.run = ToyRun(RULE, target=target, lag=lag, max_num_seqs=running, max_batch_tokens=rows, pages=pages)
+        # The pacer reads a clock, which must tell the same when an example is run again.
+        clock = Clock()
+        inner: Target = StrictTarget(RULE, VOCAB, 256)
+        if window is not None:
+            inner = PairTarget(RULE, VOCAB, 256, window)
+        self.run = ToyRun(
+            RULE,
+            target=Timed(inner, clock, lambda rows: 1 + 0.05 * rows),
+            clock=clock,
+            lag=lag,
+            max_num_seqs=running,
+            max_batch_tokens=rows,
+            pages=pages,
+        )
         self.dice = random.Random(seed)
         model = StrictTarget(draft_rule, VOCAB, window=window)
         self.draft_pool = PagePool(model.groups[0], 20)
