@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -49,7 +50,10 @@ def held() -> int:
 
 
 def growth(requests: int, lag: int) -> int:
-    """Bytes that are left of so many requests, after as many that fill whatever is filled once."""
+    """Bytes that are left of so many requests, after as many that fill whatever is filled once.
+
+    The least of three lots: what is kept of each request shows in all of them, what grows by accident in one.
+    """
     draft = StrictTarget(path_rule(VOCAB, seed=102), VOCAB)
     pool = PagePool(draft.groups[0], 32)
     drafters: list[Any] = [
@@ -62,9 +66,11 @@ def growth(requests: int, lag: int) -> int:
     slabs = [slab.keys.data_ptr() for slab in run.engine._slabs]
     tracemalloc.start()
     serve(run, drafters, range(requests))
-    before = held()
-    serve(run, drafters, range(requests, 2 * requests))
-    left = held() - before
+    sizes = [held()]
+    for lot in range(1, 4):
+        serve(run, drafters, range(lot * requests, (lot + 1) * requests))
+        sizes.append(held())
+    left = min(after - before for before, after in pairwise(sizes))
     tracemalloc.stop()
     run.check_empty()
     assert [slab.keys.data_ptr() for slab in run.engine._slabs] == slabs
@@ -80,13 +86,13 @@ def growth(requests: int, lag: int) -> int:
 
 def test_short_requests_leave_nothing() -> None:
     """Less than 40 bytes a request: one number that is kept for each would be more."""
-    assert growth(500, 0) < 40 * 500
+    assert growth(300, 0) < 40 * 300
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lag", [0, 2])
-def test_ten_thousand_requests_leave_nothing(lag: int) -> None:
-    assert growth(10_000, lag) < 10 * 10_000
+def test_many_requests_leave_nothing(lag: int) -> None:
+    assert growth(4_000, lag) < 10 * 4_000
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -24,7 +24,9 @@ def reference() -> Any:
     import transformers
 
     path = locate("smollm2-135m").path
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
     return model.eval()
 
 
@@ -40,7 +42,7 @@ def compare(fp32: LLM, reference: Any, count: int, tokens: int) -> None:
             theirs = int(row.argmax())
             if ours != theirs:
                 margin = float(row[theirs] - row[ours])
-                assert margin < TIE, f"{prompt.question_id}: token {theirs} led {ours} by {margin}"
+                assert margin < TIE, f"{prompt.id}: token {theirs} led {ours} by {margin}"
                 break
 
 

@@ -74,9 +74,7 @@ class ChatTemplate:
         """
         conversation = [_message(place, message) for place, message in enumerate(_checked(messages))]
         if self._template is None:
-            raise RequestError(
-                "the model has no chat template: give a plain prompt instead of messages (no --chat)."
-            )
+            raise RequestError("the model has no chat template: give a plain prompt instead of messages (no --chat).")
         context = {
             **self._special_tokens,
             "documents": None,
@@ -88,9 +86,7 @@ class ChatTemplate:
         try:
             return self._template.render(context)
         except jinja2.TemplateError as error:
-            raise RequestError(
-                f"the model's chat template refuses the messages: {str(error).rstrip('.')}."
-            ) from error
+            raise RequestError(f"the model's chat template refuses the messages: {str(error).rstrip('.')}.") from error
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
             raise RequestError(
                 f"the model's chat template fails on these messages ({type(error).__name__}: {error}): "
@@ -126,9 +122,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes for HTML
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:
@@ -165,18 +159,11 @@ def _content(place: int, content: object) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise RequestError(
-            f"the content of message {place} is {_kind(content)}: give a text or a list of text parts."
-        )
+        raise RequestError(f"the content of message {place} is {_kind(content)}: give a text or a list of text parts.")
     for part in content:
-        if (
-            not isinstance(part, Mapping)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise RequestError(
-                f"the content of message {place} has a part that is no text: "
-                'parts are {"type": "text", "text": ...}.'
+                f'the content of message {place} has a part that is no text: parts are {{"type": "text", "text": ...}}.'
             )
     return "".join(part["text"] for part in content)
 
