@@ -25,8 +25,10 @@ check: setup
 test: check
 	$(BIN)/python -m pytest -m "not gpu and not long"
 
+# Goes on where it stopped: tests that passed on the same code are in the journal.
 long: setup
-	$(BIN)/python -m pytest -m "not gpu"
+	mkdir -p measurements
+	$(BIN)/python -m pytest -m "not gpu" --journal measurements/long.jsonl
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import ResourceError
+from paceline.kernels.memory import huge_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,9 +53,10 @@ class Slab:
     @classmethod
     def allocate(cls, group: CacheGroup, pages: int) -> Slab:
         shape = (pages, group.layers, group.kv_heads)
+        size = pages * group.page_bytes // 2
         return cls(
-            torch.zeros(*shape, group.head_dim, PAGE, dtype=group.dtype),
-            torch.zeros(*shape, PAGE, group.head_dim, dtype=group.dtype),
+            huge_empty(size).view(group.dtype).view(*shape, group.head_dim, PAGE),
+            huge_empty(size).view(group.dtype).view(*shape, PAGE, group.head_dim),
         )
 
     def move_rows(self, table: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
