@@ -1,4 +1,4 @@
-"""What several test files share: the default model, loaded once, and a journal for runs that are too long for one go."""
+"""What several test files share: the default model, loaded once, and a journal for runs too long for one go."""
 
 from __future__ import annotations
 
