@@ -33,10 +33,10 @@ def test_plain_pass_equals_transformers(family: str, tmp_path: Path) -> None:
 
 def test_short_longrope_factors(tmp_path: Path) -> None:
     model, _ = tiny("phi4")
-    file = GgufFile(write_gguf(model, "phi4", tmp_path / "model.gguf"), max_model_len=32)
+    file = GgufFile(write_gguf(model, "phi4", tmp_path / "model.gguf"))
     assert file.longrope_original == 32
     ids = torch.arange(32)
-    found = plain_logits(file.spec, file, ids)
+    found = plain_logits(file.spec_for(32), file, ids)
     torch.testing.assert_close(found, expected_logits(model, ids), atol=1e-4, rtol=1e-4)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.errors import ModelError, WeightsError
 from paceline.targets.spec import ModelSpec, from_hf_config
-from paceline.targets.weights import FolderWeights
+from paceline.targets.weights import FolderWeights, folder_fingerprint
 from tests.models import VOCABULARY, expected_logits, plain_logits, tiny
 
 if TYPE_CHECKING:
@@ -251,11 +251,11 @@ def test_half_precision_is_read_as_stored(tmp_path: Path) -> None:
 def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
     _, write = tiny("llama")
     write(tmp_path)
-    before = opened(tmp_path).fingerprint()
-    assert opened(tmp_path).fingerprint() == before
+    before = folder_fingerprint(tmp_path)
+    assert folder_fingerprint(tmp_path) == before
     changed(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(48)}))
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    assert opened(tmp_path).fingerprint() != before
+    assert folder_fingerprint(tmp_path) != before
 
 
 def test_all_are_model_errors() -> None:

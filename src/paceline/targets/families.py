@@ -259,18 +259,18 @@ def family_of(config: dict[str, Any]) -> Family:
     family = FAMILIES.get("gemma3" if kind == "gemma3_text" else kind)
     if family is None:
         known = ", ".join(sorted(FAMILIES))
-        raise UnsupportedModelError(f"the architecture '{kind or 'none named'}' is not supported (only {known})")
+        raise UnsupportedModelError(f"the architecture '{kind or 'none named'}' is not supported (only {known}).")
     for name in config.get("architectures") or ():
         if name not in family.architectures:
             raise UnsupportedModelError(
                 f"the model class '{name}' is not supported (of {family.name} only "
-                f"{', '.join(sorted(family.architectures))})"
+                f"{', '.join(sorted(family.architectures))})."
             )
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
         raise UnsupportedModelError(
-            f"the checkpoint is quantized ('{method}'), which is not supported; take the unquantized one or a GGUF file"
+            f"the checkpoint is quantized ('{method}'), which is not supported; take the original or a GGUF file."
         )
     _refuse_unknown(config, family)
     return family
@@ -284,4 +284,4 @@ def _refuse_unknown(config: dict[str, Any], family: Family) -> None:
             continue
         if key.startswith("_"):
             continue  # private to the software that wrote the file
-        raise UnsupportedModelError(f"{family.name} with the configuration key {key} = {value!r} is not supported")
+        raise UnsupportedModelError(f"{family.name} with the configuration key {key} = {value!r} is not supported.")

@@ -11,7 +11,7 @@ import torch
 from paceline.errors import UnsupportedModelError, WeightsError
 from paceline.targets.gguf_tokenizer import from_metadata
 from paceline.targets.spec import ModelSpec, from_hf_config, uses_longrope
-from paceline.targets.weights import Place, account, fingerprint, fused_rows
+from paceline.targets.weights import account, places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 # Tensors that are read with the specification, or hold tables that are computed anew.
 _TABLES = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+_OUTER_NAMES = {"embedding": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
 _LAYER_NAMES = {
     "q": "attn_q",
     "k": "attn_k",
     "v": "attn_v",
+    "qkv": "attn_qkv",
     "o": "attn_output",
     "gate": "ffn_gate",
     "up": "ffn_up",
+    "gate_up": "ffn_up",
     "down": "ffn_down",
     "attn_norm": "attn_norm",
     "attn_post_norm": "post_attention_norm",
@@ -88,7 +91,6 @@ class GgufFile:
 
     Args:
         path: the file.
-        max_model_len: the context limit in tokens; it decides which longrope factors are taken.
 
     Raises:
         WeightsError: the file is broken, cut, or not what its metadata say.
@@ -96,7 +98,7 @@ class GgufFile:
         TokenizerError: from `tokenizer_parts`.
     """
 
-    def __init__(self, path: Path, max_model_len: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         reader = _read(path)
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -107,9 +109,9 @@ class GgufFile:
         self._config = config
         two_sets = "rope_factors_long.weight" in self._tensors
         self.longrope_original: int | None = uses_longrope(config) if two_sets else None
-        self.spec: ModelSpec = from_hf_config(config, max_model_len)
+        self.spec: ModelSpec = from_hf_config(config)
         self._architecture = str(self.metadata["general.architecture"])
-        self._places = _places(self.spec)
+        self._places = places(self.spec, _OUTER_NAMES, "blk", _LAYER_NAMES)
         present = {name: tuple(map(int, reversed(found.shape))) for name, found in self._tensors.items()}
         account(self.spec, self._places, present, _TABLES & present.keys(), path)
 
@@ -129,12 +131,8 @@ class GgufFile:
             tensor = _unpermuted(tensor, heads)
         return tensor
 
-    def fingerprint(self) -> str:
-        """The file's path, size and time."""
-        return fingerprint([self._path])
-
-    def spec_for(self, max_model_len: int | None) -> ModelSpec:
-        """The specification under another context limit."""
+    def spec_for(self, max_model_len: int) -> ModelSpec:
+        """The specification under a context limit in tokens, which decides which longrope factors are taken."""
         return from_hf_config(self._config, max_model_len)
 
     @cached_property
@@ -166,7 +164,7 @@ def _read(path: Path) -> Any:
     try:
         return Reader(path)
     except (OSError, ValueError, KeyError, IndexError, EOFError, OverflowError, TypeError) as error:
-        raise WeightsError(f"{path} is not a whole GGUF file ({error}); fetch it again") from error
+        raise WeightsError(f"{path} is not a whole GGUF file ({error}); fetch it again.") from error
 
 
 def _dequantized(stored: Any, path: Path) -> Tensor:
@@ -176,7 +174,7 @@ def _dequantized(stored: Any, path: Path) -> Tensor:
         values = dequantize(np.asarray(stored.data), stored.tensor_type)
     except NotImplementedError as error:
         raise UnsupportedModelError(
-            f"{path}: the tensor {stored.name} is stored as {stored.tensor_type.name}, which is not supported"
+            f"{path}: the tensor {stored.name} is stored as {stored.tensor_type.name}, which is not supported."
         ) from error
     shape = tuple(map(int, reversed(stored.shape)))
     return torch.from_numpy(values.astype("float32", copy=not values.flags.writeable).reshape(shape))
@@ -189,27 +187,6 @@ def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def _places(spec: ModelSpec) -> dict[str, Place]:
-    fused = fused_rows(spec) if spec.family == "phi3" else {}
-    stored = {"qkv": "attn_qkv", "gate_up": "ffn_up"}
-    found = {
-        "embedding": Place("token_embd.weight"),
-        "norm": Place("output_norm.weight"),
-        "head": Place("output.weight"),
-    }
-    for name in spec.shapes():
-        if not name.startswith("layers."):
-            continue
-        _, layer, role, *suffix = name.split(".")
-        ending = suffix[0] if suffix else "weight"
-        if role in fused:
-            whole, rows, total = fused[role]
-            found[name] = Place(f"blk.{layer}.{stored[whole]}.{ending}", rows, total)
-        else:
-            found[name] = Place(f"blk.{layer}.{_LAYER_NAMES[role]}.{ending}")
-    return found
-
-
 class _Config:
     """The metadata in the words of a Hugging Face configuration."""
 
@@ -219,34 +196,34 @@ class _Config:
         architecture = metadata.get("general.architecture")
         if architecture not in ARCHITECTURES:
             raise UnsupportedModelError(
-                f"{path}: the GGUF architecture '{architecture}' is not supported (only {', '.join(ARCHITECTURES)})"
+                f"{path}: the GGUF architecture '{architecture}' is not supported (only {', '.join(ARCHITECTURES)})."
             )
         if int(metadata.get("split.count", 1)) > 1:
-            raise UnsupportedModelError(f"{path} is one part of a split file; merge the parts first")
+            raise UnsupportedModelError(f"{path} is one part of a split file; merge the parts first.")
         self.architecture = str(architecture)
         prefix = f"{architecture}."
         self.values = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
         for key, value in self.values.items():
             if key not in _USED and value not in _NEUTRAL.get(key, ()):
-                raise UnsupportedModelError(f"{path}: {architecture} with {key} = {value!r} is not supported")
+                raise UnsupportedModelError(f"{path}: {architecture} with {key} = {value!r} is not supported.")
 
     def number(self, key: str, default: Any = None) -> Any:
         found = self.values.get(key, default)
         if found is None:
-            raise WeightsError(f"{self.path} lacks the key {self.architecture}.{key}")
+            raise WeightsError(f"{self.path} lacks the key {self.architecture}.{key}.")
         if isinstance(found, list):
             if len(set(found)) != 1:
-                raise UnsupportedModelError(f"{self.path}: {key} differs from layer to layer: {found}")
+                raise UnsupportedModelError(f"{self.path}: {key} differs from layer to layer: {found}.")
             found = found[0]
         return found
 
     def as_hf(self) -> dict[str, Any]:
         if "token_embd.weight" not in self.tensors:
-            raise WeightsError(f"{self.path}: the tensor token_embd.weight is missing")
+            raise WeightsError(f"{self.path}: the tensor token_embd.weight is missing.")
         heads, hidden = self.number("attention.head_count"), self.number("embedding_length")
         head_dim = self.number("attention.key_length", hidden // heads)
         if self.number("attention.value_length", head_dim) != head_dim:
-            raise UnsupportedModelError(f"{self.path}: keys and values of different sizes are not supported")
+            raise UnsupportedModelError(f"{self.path}: keys and values of different sizes are not supported.")
         config = {
             "model_type": self.architecture,
             "vocab_size": int(self.tensors["token_embd.weight"].shape[1]),
@@ -293,7 +270,7 @@ class _Config:
     def _rope(self, head_dim: int) -> dict[str, Any]:
         dims = self.number("rope.dimension_count", head_dim)
         if self.architecture == "llama" and dims != head_dim:
-            raise UnsupportedModelError(f"{self.path}: {dims} rotary dimensions of {head_dim} are not supported")
+            raise UnsupportedModelError(f"{self.path}: {dims} rotary dimensions of {head_dim} are not supported.")
         found: dict[str, Any] = {"rope_theta": self.number("rope.freq_base", 10_000.0)}
         found["partial_rotary_factor"] = dims / head_dim
         scaling = self._scaling()
@@ -325,12 +302,12 @@ class _Config:
                 "beta_slow": self.values.get("rope.scaling.yarn_beta_slow"),
             }
         if kind != "none":
-            raise UnsupportedModelError(f"{self.path}: rope scaling of type '{kind}' is not supported")
+            raise UnsupportedModelError(f"{self.path}: rope scaling of type '{kind}' is not supported.")
         return None
 
     def _table(self, name: str) -> list[float]:
         if name not in self.tensors:
-            raise WeightsError(f"{self.path}: the tensor {name} is missing")
+            raise WeightsError(f"{self.path}: the tensor {name} is missing.")
         values: list[float] = _dequantized(self.tensors[name], self.path).flatten().tolist()
         return values
 

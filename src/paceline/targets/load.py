@@ -110,7 +110,7 @@ def load(
     opened = open_model(model, dtype=dtype, max_model_len=max_model_len, progress=progress)
     limit = opened.spec.max_positions
     if max_model_len is not None and max_model_len > limit:
-        raise OptionError(f"max_model_len is {max_model_len}, but {opened.name} has at most {limit} tokens")
+        raise OptionError(f"max_model_len is {max_model_len}, but {opened.name} has at most {limit} tokens.")
     decoder = Decoder(
         opened.spec,
         opened.tensors,
@@ -172,7 +172,7 @@ def _format(dtype: str | None) -> Format:
     for known in get_args(Format):
         if dtype == known:
             return known  # type: ignore[no-any-return]
-    raise OptionError(f"dtype '{dtype}' is unknown; choose from {', '.join(get_args(Format))}")
+    raise OptionError(f"dtype '{dtype}' is unknown; choose from {', '.join(get_args(Format))}.")
 
 
 def _cache_dtype(kv_dtype: str | None, dtype: Format) -> torch.dtype:
@@ -180,7 +180,7 @@ def _cache_dtype(kv_dtype: str | None, dtype: Format) -> torch.dtype:
         return torch.float32 if dtype == "fp32" else torch.bfloat16
     known = {"fp32": torch.float32, "bf16": torch.bfloat16}
     if kv_dtype not in known:
-        raise OptionError(f"kv_dtype '{kv_dtype}' is unknown; choose from {', '.join(known)}")
+        raise OptionError(f"kv_dtype '{kv_dtype}' is unknown; choose from {', '.join(known)}.")
     return known[kv_dtype]
 
 
@@ -265,9 +265,9 @@ def _config(folder: Path) -> dict[str, object]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} is not readable as JSON ({error}); fetch it again") from error
+        raise WeightsError(f"{path} is not readable as JSON ({error}); fetch it again.") from error
     if not isinstance(found, dict):
-        raise WeightsError(f"{path} does not hold a JSON object; fetch it again")
+        raise WeightsError(f"{path} does not hold a JSON object; fetch it again.")
     return found
 
 

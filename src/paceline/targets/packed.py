@@ -76,7 +76,7 @@ def convert(
             _Writer(file, metadata, len(spec.layers)).write(steps, len(spec.layers) + 2, progress)
         partial.replace(path)
     except OSError as error:
-        raise ResourceError(f"{path} could not be written, {needed / 1e9:.2f} GB are needed ({error})") from error
+        raise ResourceError(f"{path} could not be written, {needed / 1e9:.2f} GB are needed ({error}).") from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -93,10 +93,10 @@ def open_packed(path: Path, max_model_len: int | None = None) -> tuple[ModelSpec
     header, start = _header(path)
     metadata = header.pop("__metadata__", {})
     if metadata.get("packing") != str(PACKING_VERSION):
-        raise WeightsError(f"{path} was packed by another version; remove it")
+        raise WeightsError(f"{path} was packed by another version; remove it.")
     size = path.stat().st_size
     if any(start + entry["data_offsets"][1] > size for entry in header.values()):
-        raise WeightsError(f"{path} is cut; remove it")
+        raise WeightsError(f"{path} is cut; remove it.")
     whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     tensors = {
         name: whole[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]
@@ -122,7 +122,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, 1 << 28)))
     except (OSError, ValueError, struct.error) as error:
-        raise WeightsError(f"{path} is broken ({error}); remove it") from error
+        raise WeightsError(f"{path} is broken ({error}); remove it.") from error
     return header, 8 + length
 
 
@@ -133,7 +133,7 @@ def _packed(spec: ModelSpec, source: WeightSource, dtype: Format) -> Iterator[di
         weight = _joined([source.get(part) for part in parts])
         biased = [f"{part}.bias" in source.names() for part in parts]
         if any(biased) and not all(biased):
-            raise WeightsError(f"{name} has a bias for some of its parts only")
+            raise WeightsError(f"{name} has a bias for some of its parts only.")
         bias = _joined([source.get(f"{part}.bias") for part in parts]) if any(biased) else None
         found = _in_chunks(weight, lambda rows, values: pack_linear(rows, values, dtype), bias)
         return {f"{name}.{key}": tensor for key, tensor in found.items()}
@@ -187,7 +187,7 @@ class _Writer:
         header = json.dumps(self._entries).encode()
         length = self._start - 8
         if len(header) > length:
-            raise WeightsError(f"the header has {len(header)} bytes, but only {length} were kept for it")
+            raise WeightsError(f"the header has {len(header)} bytes, but only {length} were kept for it.")
         self._file.seek(0)
         self._file.write(struct.pack("<Q", length) + header.ljust(length))
         self._file.flush()

@@ -23,7 +23,7 @@ def check_disk(folder: Path, needed: int) -> None:
     if free < needed:
         raise ResourceError(
             f"{folder} has {free / 1e9:.2f} GB free, but {needed / 1e9:.2f} GB are needed; "
-            "make room or set PACELINE_CACHE to a folder on another disk"
+            "make room or set PACELINE_CACHE to a folder on another disk."
         )
 
 
@@ -37,5 +37,5 @@ def check_memory(needed: int, what: str) -> None:
     if free < needed:
         raise ResourceError(
             f"{what} needs {needed / 1e9:.2f} GB of memory, but only {free / 1e9:.2f} GB are free; "
-            "take a smaller model or number format"
+            "take a smaller model or number format."
         )

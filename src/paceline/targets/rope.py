@@ -53,10 +53,10 @@ def kind_of(parameters: Mapping[str, Any]) -> str:
     kind = "longrope" if kind == "su" else kind
     if kind not in KNOWN_KEYS:
         known = ", ".join(sorted(KNOWN_KEYS))
-        raise UnsupportedModelError(f"rope scaling of type '{kind}' is not supported (only {known})")
+        raise UnsupportedModelError(f"rope scaling of type '{kind}' is not supported (only {known}).")
     for key, value in parameters.items():
         if key not in COMMON_KEYS | KNOWN_KEYS[kind] and value not in (None, False):
-            raise UnsupportedModelError(f"rope scaling '{kind}' has a key that is not supported: {key} = {value!r}")
+            raise UnsupportedModelError(f"rope scaling '{kind}' has a key that is not supported: {key} = {value!r}.")
     return str(kind)
 
 
@@ -82,7 +82,7 @@ def frequencies(
             return _longrope(parameters, exponents, theta, max_positions, long)
         return _SCALINGS[kind](parameters, exponents, dims, theta, max_positions)
     except KeyError as error:
-        raise UnsupportedModelError(f"rope scaling '{kind}' lacks the parameter {error.args[0]}") from error
+        raise UnsupportedModelError(f"rope scaling '{kind}' lacks the parameter {error.args[0]}.") from error
 
 
 def _default(_: Mapping[str, Any], exponents: Tensor, dims: int, theta: float, __: int) -> tuple[Tensor, float]:
@@ -153,7 +153,7 @@ def _longrope(
     if divisors.shape != exponents.shape:
         raise UnsupportedModelError(
             f"rope scaling 'longrope' has {divisors.numel()} values in {name}, "
-            f"but the heads have {exponents.numel()} frequencies"
+            f"but the heads have {exponents.numel()} frequencies."
         )
     attention = parameters.get("attention_factor")
     if attention is None:

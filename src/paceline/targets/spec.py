@@ -185,7 +185,7 @@ class _Reader:
     def size(self, key: str, default: int | None = None) -> int:
         found = self.value(key, default)
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise UnsupportedModelError(f"the configuration must have a positive {key}, but it has {found!r}")
+            raise UnsupportedModelError(f"the configuration must have a positive {key}, but it has {found!r}.")
         return found
 
     def spec(self, max_model_len: int | None) -> ModelSpec:
@@ -193,7 +193,7 @@ class _Reader:
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
         kv_heads = self.size("num_key_value_heads", heads)
         if heads % kv_heads:
-            raise UnsupportedModelError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
+            raise UnsupportedModelError(f"{heads} query heads cannot share {kv_heads} key heads evenly.")
         head_dim = self.size("head_dim", hidden // heads)
         layers, max_positions = self.layers(head_dim, max_model_len)
         is_gemma = family.scaled_embedding
@@ -227,14 +227,14 @@ class _Reader:
         name = self.value(self.family.activation_key, "silu")
         if name not in ACTIVATIONS:
             raise UnsupportedModelError(
-                f"the activation '{name}' is not supported (only {', '.join(sorted(ACTIVATIONS))})"
+                f"the activation '{name}' is not supported (only {', '.join(sorted(ACTIVATIONS))})."
             )
         return cast("Activation", ACTIVATIONS[name])
 
     def softcap(self, key: str) -> float | None:
         found = self.value(key)
         if found and key == "attn_logit_softcapping" and self.family.name == "gemma3":
-            raise UnsupportedModelError(f"gemma3 with {key} = {found} is not supported")
+            raise UnsupportedModelError(f"gemma3 with {key} = {found} is not supported.")
         return float(found) if found else None
 
     def biases(self) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ class _Reader:
 
     def layers(self, head_dim: int, max_model_len: int | None) -> tuple[tuple[LayerSpec, ...], int]:
         if self.value("use_bidirectional_attention", False):
-            raise UnsupportedModelError("attention to later tokens (use_bidirectional_attention) is not supported")
+            raise UnsupportedModelError("attention to later tokens (use_bidirectional_attention) is not supported.")
         types = self.layer_types()
         parameters = {kind: self.rope_parameters(kind) for kind in set(types)}
         limits = [self.positions(found, max_model_len) for found in parameters.values()]
@@ -268,12 +268,12 @@ class _Reader:
         usual = self._default_types(count)
         types = self.value("layer_types") or usual
         if self.family.windows != "typed" and types != usual:
-            raise UnsupportedModelError(f"{self.family.name} with layers of mixed types is not supported")
+            raise UnsupportedModelError(f"{self.family.name} with layers of mixed types is not supported.")
         if len(types) != count:
-            raise UnsupportedModelError(f"layer_types names {len(types)} layers, but the model has {count}")
+            raise UnsupportedModelError(f"layer_types names {len(types)} layers, but the model has {count}.")
         for kind in types:
             if kind not in {"full_attention", "sliding_attention"}:
-                raise UnsupportedModelError(f"layers of type '{kind}' are not supported")
+                raise UnsupportedModelError(f"layers of type '{kind}' are not supported.")
         return list(types)
 
     def _default_types(self, count: int) -> list[str]:
@@ -311,7 +311,7 @@ class _Reader:
             interval = self.value("no_rope_layer_interval")
             return [(layer + 1) % interval != 0 for layer in range(count)]
         if len(given) < count:
-            raise UnsupportedModelError(f"no_rope_layers names {len(given)} layers, but the model has {count}")
+            raise UnsupportedModelError(f"no_rope_layers names {len(given)} layers, but the model has {count}.")
         return [bool(flag) for flag in given[:count]]
 
     def rope_parameters(self, layer_type: str) -> dict[str, Any]:
@@ -361,7 +361,7 @@ class _Reader:
         fraction = parameters.get("partial_rotary_factor")
         dims = int(head_dim * (1.0 if fraction is None else fraction))
         if dims < 2 or dims % 2 or dims > head_dim:
-            raise UnsupportedModelError(f"{dims} rotary dimensions of {head_dim} are not supported")
+            raise UnsupportedModelError(f"{dims} rotary dimensions of {head_dim} are not supported.")
         theta = float(parameters.get("rope_theta") or 10_000.0)
         if kind_of(parameters) in {"llama3", "yarn", "longrope"}:
             parameters = {

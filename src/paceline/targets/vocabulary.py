@@ -83,9 +83,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} is not readable as JSON ({error}); fetch it again") from error
+        raise TokenizerError(f"{path} is not readable as JSON ({error}); fetch it again.") from error
     if not isinstance(found, dict):
-        raise TokenizerError(f"{path} does not hold a JSON object; fetch it again")
+        raise TokenizerError(f"{path} does not hold a JSON object; fetch it again.")
     return found
 
 
@@ -95,13 +95,13 @@ def _tokenizer(folder: Path) -> Tokenizer:
         if (folder / "tokenizer.model").exists():
             raise TokenizerError(
                 f"{folder} has tokenizer.model but no tokenizer.json; convert it once with transformers: "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
             )
-        raise TokenizerError(f"{folder} has no tokenizer.json")
+        raise TokenizerError(f"{folder} has no tokenizer.json.")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise TokenizerError(f"{path} is not a readable tokenizer ({error}); fetch it again") from error
+        raise TokenizerError(f"{path} is not a readable tokenizer ({error}); fetch it again.") from error
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _bos_policy(tokenizer: Tokenizer, config: dict[str, Any], bos_id: int | None
     full = tokenizer.encode("a", add_special_tokens=True).ids
     front = full[: len(full) - len(plain)]
     if full != front + plain or len(front) > 1:
-        raise TokenizerError("the tokenizer adds more than one first token to a text, which is not supported")
+        raise TokenizerError("the tokenizer adds more than one first token to a text, which is not supported.")
     given = config.get("add_bos_token")
     if isinstance(given, bool) and bos_id is not None:
         return given, bos_id

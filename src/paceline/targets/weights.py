@@ -46,9 +46,6 @@ class WeightSource(Protocol):
     def get(self, name: str) -> Tensor:
         """The tensor, float32, bfloat16 or float16, read when it is asked for; products are [out, in]."""
 
-    def fingerprint(self) -> str:
-        """Text that changes whenever the files change."""
-
 
 @dataclass(frozen=True)
 class Place:
@@ -86,17 +83,17 @@ def account(
         elif found != expected:
             raise WeightsError(
                 f"{where}: the tensor {place.tensor} has the shape {list(found)}, "
-                f"but the configuration asks for {list(expected)}"
+                f"but the configuration asks for {list(expected)}."
             )
     missing = list(dict.fromkeys(missing))
     if missing:
-        raise WeightsError(f"{where}: the tensor {missing[0]} is missing{_others(missing)}; fetch the model again")
+        raise WeightsError(f"{where}: the tensor {missing[0]} is missing{_others(missing)}; fetch the model again.")
     used = {places[name].tensor for name in spec.shapes()}
     surplus = sorted(present.keys() - used - set(accounted))
     if surplus:
         raise WeightsError(
             f"{where}: nothing accounts for the tensor {surplus[0]}{_others(surplus)}; "
-            "the model is not what its configuration says"
+            "the model is not what its configuration says."
         )
 
 
@@ -108,9 +105,11 @@ _LAYER_NAMES = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
+    "qkv": "self_attn.qkv_proj",
     "o": "self_attn.o_proj",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
+    "gate_up": "mlp.gate_up_proj",
     "down": "mlp.down_proj",
     "attn_norm": "input_layernorm",
     "attn_post_norm": "post_attention_layernorm",
@@ -121,32 +120,35 @@ _LAYER_NAMES = {
 }
 
 
-def _places(spec: ModelSpec, prefix: str, head: str) -> dict[str, Place]:
-    """Where Hugging Face checkpoints keep each weight."""
+def _folder_places(spec: ModelSpec, prefix: str, head: str) -> dict[str, Place]:
+    """Where a Hugging Face folder keeps each weight."""
     names = dict(_LAYER_NAMES)
     if spec.pre_norms and spec.post_norms:
         names["mlp_norm"] = "pre_feedforward_layernorm"
-    fused = fused_rows(spec) if spec.family == "phi3" else {}
-    stored = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
-    found = {
-        "embedding": Place(f"{prefix}embed_tokens.weight"),
-        "norm": Place(f"{prefix}norm.weight"),
-        "head": Place(head),
-    }
+    outer = {"embedding": f"{prefix}embed_tokens.weight", "norm": f"{prefix}norm.weight", "head": head}
+    return places(spec, outer, f"{prefix}layers", names)
+
+
+def places(spec: ModelSpec, outer: Mapping[str, str], layers: str, names: Mapping[str, str]) -> dict[str, Place]:
+    """Where a checkpoint keeps each canonical weight.
+
+    Args:
+        outer: what it calls the weights outside the layers.
+        layers: what stands before the number of a layer.
+        names: what it calls each role in a layer, and the fused "qkv" and "gate_up" of Phi-3.
+    """
+    fused = _fused_rows(spec) if spec.family == "phi3" else {}
+    found = {name: Place(tensor) for name, tensor in outer.items()}
     for name in spec.shapes():
-        if not name.startswith("layers."):
-            continue
-        _, layer, role, *suffix = name.split(".")
-        ending = suffix[0] if suffix else "weight"
-        if role in fused:
-            whole, rows, total = fused[role]
-            found[name] = Place(f"{prefix}layers.{layer}.{stored[whole]}.{ending}", rows, total)
-        else:
-            found[name] = Place(f"{prefix}layers.{layer}.{names[role]}.{ending}")
+        if name.startswith("layers."):
+            _, layer, role, *suffix = name.split(".")
+            whole, rows, total = fused.get(role, (role, None, 0))
+            ending = suffix[0] if suffix else "weight"
+            found[name] = Place(f"{layers}.{layer}.{names[whole]}.{ending}", rows, total)
     return found
 
 
-def fused_rows(spec: ModelSpec) -> dict[str, tuple[str, tuple[int, int], int]]:
+def _fused_rows(spec: ModelSpec) -> dict[str, tuple[str, tuple[int, int], int]]:
     """For each role in a fused tensor: "qkv" or "gate_up", its rows, and the rows of the whole."""
     q, kv, inner = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate
     return {
@@ -177,11 +179,11 @@ class FolderWeights:
         present = self._store.shapes()
         embedding = [name for name in present if name.endswith("embed_tokens.weight") and not _is_ignored(name)]
         if len(embedding) != 1:
-            raise WeightsError(f"{folder}: found {len(embedding)} tensors named embed_tokens.weight, not one")
+            raise WeightsError(f"{folder}: found {len(embedding)} tensors named embed_tokens.weight, not one.")
         prefix = embedding[0].removesuffix("embed_tokens.weight")
         heads = [name for name in present if name.endswith("lm_head.weight") and not _is_ignored(name)]
         head = heads[0] if heads else "lm_head.weight"
-        self._places = _places(spec, prefix, head)
+        self._places = _folder_places(spec, prefix, head)
         accounted = [name for name in present if _is_ignored(name) or name.startswith(owned or ("\0",))]
         if spec.tied and heads:
             self._check_tied_head(embedding[0], head)
@@ -191,7 +193,7 @@ class FolderWeights:
     def _check_tied_head(self, embedding: str, head: str) -> None:
         if not torch.equal(self._store.get(embedding), self._store.get(head)):
             raise WeightsError(
-                f"{self._folder}: the configuration ties head and embedding, but {head} is stored and differs"
+                f"{self._folder}: the configuration ties head and embedding, but {head} is stored and differs."
             )
 
     def names(self) -> set[str]:
@@ -207,10 +209,6 @@ class FolderWeights:
         if self._spec.family in {"gemma2", "gemma3"} and name.endswith("norm"):
             tensor = tensor.float() + 1.0
         return tensor
-
-    def fingerprint(self) -> str:
-        """Paths, sizes and times of all files that loading reads."""
-        return folder_fingerprint(self._folder)
 
 
 SMALL_FILES = (
@@ -248,8 +246,6 @@ def _is_ignored(name: str) -> bool:
 
 
 class _Store(Protocol):
-    files: list[Path]
-
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     def get(self, name: str) -> Tensor: ...
@@ -272,8 +268,8 @@ def weight_files(folder: Path) -> list[Path]:
         if len(others) == 1:
             return others
         if others:
-            raise WeightsError(f"{folder}: {len(others)} files of weights and no index that says which belong")
-    raise WeightsError(f"{folder} has no weights (model.safetensors, its shards, or pytorch_model.bin)")
+            raise WeightsError(f"{folder}: {len(others)} files of weights and no index that says which belong.")
+    raise WeightsError(f"{folder} has no weights (model.safetensors, its shards, or pytorch_model.bin).")
 
 
 def _is_training(path: Path) -> bool:
@@ -284,13 +280,13 @@ def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WeightsError(f"{index} is not a readable index of shards; fetch it again") from error
+        raise WeightsError(f"{index} is not a readable index of shards; fetch it again.") from error
     if not all(isinstance(name, str) and name == index.parent.joinpath(name).name for name in names):
-        raise WeightsError(f"{index} names files outside its folder, which is refused")
+        raise WeightsError(f"{index} names files outside its folder, which is refused.")
     missing = [name for name in names if not (index.parent / name).exists()]
     if missing:
         raise WeightsError(
-            f"{index.parent}: the shard {missing[0]} is missing{_others(missing)}; fetch the model again"
+            f"{index.parent}: the shard {missing[0]} is missing{_others(missing)}; fetch the model again."
         )
     return [index.parent / name for name in names]
 
@@ -304,17 +300,16 @@ class _SafetensorsStore:
     """Shards, memory-mapped; nothing is read before it is asked for."""
 
     def __init__(self, files: list[Path]) -> None:
-        self.files = files
         self._owner: dict[str, Any] = {}
         for path in files:
             try:
                 handle: Any = safe_open(path, framework="pt")
                 names = list(handle.keys())
             except (SafetensorError, OSError) as error:
-                raise WeightsError(f"{path} is broken or cut ({error}); fetch it again") from error
+                raise WeightsError(f"{path} is broken or cut ({error}); fetch it again.") from error
             for name in names:
                 if name in self._owner:
-                    raise WeightsError(f"{path}: the tensor {name} is in two shards")
+                    raise WeightsError(f"{path}: the tensor {name} is in two shards.")
                 self._owner[name] = handle
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -322,7 +317,7 @@ class _SafetensorsStore:
         for name, handle in self._owner.items():
             part = handle.get_slice(name)
             if part.get_dtype() not in _FLOATS and not _is_ignored(name):
-                raise WeightsError(f"the tensor {name} is stored as {part.get_dtype()}, which is not supported")
+                raise WeightsError(f"the tensor {name} is stored as {part.get_dtype()}, which is not supported.")
             found[name] = tuple(part.get_shape())
         return found
 
@@ -335,7 +330,6 @@ class _TorchStore:
     """Torch's own format, read without running anything that it holds."""
 
     def __init__(self, files: list[Path]) -> None:
-        self.files = files
         self._tensors: dict[str, Tensor] = {}
         for path in files:
             self._tensors.update(_load_torch(path))
@@ -343,7 +337,7 @@ class _TorchStore:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         for name, tensor in self._tensors.items():
             if tensor.dtype not in _TORCH_FLOATS and not _is_ignored(name):
-                raise WeightsError(f"the tensor {name} is stored as {tensor.dtype}, which is not supported")
+                raise WeightsError(f"the tensor {name} is stored as {tensor.dtype}, which is not supported.")
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def get(self, name: str) -> Tensor:
@@ -358,8 +352,8 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # the unpickler raises whatever a broken or hostile file makes it
         reason = str(error).split("\n")[0][:200]
         raise WeightsError(
-            f"{path} cannot be read as plain tensors ({reason}); nothing else is ever loaded from such a file"
+            f"{path} cannot be read as plain tensors ({reason}); nothing else is ever loaded from such a file."
         ) from error
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise WeightsError(f"{path} does not hold a table of tensors")
+        raise WeightsError(f"{path} does not hold a table of tensors.")
     return found
