@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["model_folder", "tiny_llm"]
 
 
-def runner() -> Runner:
-    return Runner(None, {"code": "c", "machine": "m"}, {}, lambda line: None)
+def runner(path: Path | None = None) -> Runner:
+    return Runner(path, {"code": "c", "machine": "m"}, {}, lambda line: None)
 
 
 def test_the_floor_counts_what_a_step_reads(tiny_llm: LLM) -> None:
@@ -66,19 +66,21 @@ def test_the_blind_drafter_fills_its_budget() -> None:
     trees[0].check(50)
 
 
-def test_a_step_is_timed_with_the_rows_asked_for(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_timed_with_the_rows_asked_for(
+    tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("paceline.bench.step._PREFILL", 40)
     monkeypatch.setattr("paceline.bench.step.read_bandwidth", lambda threads, path: {"sum": 1e9, "product": 2e9})
     seen: list[tuple[int, int]] = []
-    target = tiny_llm.engine.target
+    target = tiny_llm.loaded.decoder
     forward = target.forward
 
-    def note(batch, slabs, features=()):  # type: ignore[no-untyped-def]
+    def note(batch, slabs, features=(), *, seconds=None):  # type: ignore[no-untyped-def]
         seen.append((batch.rows, int(batch.context[0])))
-        return forward(batch, slabs, features)
+        return forward(batch, slabs, features, seconds=seconds)
 
     monkeypatch.setattr(target, "forward", note)
-    bench = StepBench(tiny_llm, runner(), [1, 8], [100], steps=4, rounds=2)
+    bench = StepBench(tiny_llm, runner(tmp_path / "cells.jsonl"), [1, 8], [100], steps=4, rounds=2)
     report = bench.report()
     assert tiny_llm.engine.target is target
     steps = [line for line in report["steps"] if line["context"] == 100]
@@ -91,9 +93,13 @@ def test_a_step_is_timed_with_the_rows_asked_for(tiny_llm: LLM, monkeypatch: pyt
         assert line["seconds"] >= line["least"] > 0
         assert line["floors"] == pytest.approx(line["seconds"] / report["floors"]["100"])
         parts = line["parts"]
-        forward_seconds = parts["products"] + parts["attention"] + parts["small operators"]
-        whole = forward_seconds + parts["drafter"] + parts["sampling"] + parts["python"]
-        assert whole == pytest.approx(line["seconds"])
+        assert list(parts) == ["products", "attention", "small operators", "drafter", "sampling", "python"]
+        assert all(seconds > 0 for seconds in parts.values())
+    for text in (tmp_path / "cells.jsonl").read_text().splitlines():
+        cell = json.loads(text)
+        if "context" in cell["cell"]:
+            whole = cell["result"].pop("step")
+            assert [sum(parts) for parts in zip(*cell["result"].values(), strict=True)] == pytest.approx(whole)
     assert report["floors"]["100"] == step_bytes(tiny_llm.loaded.decoder, 1, 100) / 2e9
     assert report["prefill"]["tokens"] == 40
     assert set(report["sampling"]) >= {"rate", "seconds a verified row"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -194,6 +195,37 @@ def test_only_scored_rows_have_logits() -> None:
     assert torch.equal(some.hidden, whole.hidden[[3, 19]])
     none = decoder.forward(cache.batch([piece(0, ids)], []), cache.slabs)
     assert none.logits.shape == (0, VOCAB)
+
+
+@pytest.mark.parametrize("path", paths())
+@pytest.mark.parametrize("rows", [1, 40])
+def test_the_parts_of_a_pass_add_up_and_change_no_bit(path: str, rows: int) -> None:
+    spec = tiny_spec(hidden=256, intermediate=512)
+    ids = random_ids(200 + rows)
+    cache = Cache(tiny_decoder(spec, threads=2, path=path))
+    cache.run(piece(0, ids[:200]))
+    batch = cache.batch([piece(0, ids[200:], 200)])
+    plain = cache.decoder.forward(batch, cache.slabs).logits
+    spent, shares = torch.zeros(3, dtype=torch.float64), []
+    for _ in range(5):
+        before, started = spent.clone(), time.perf_counter()
+        logits = cache.decoder.forward(batch, cache.slabs, seconds=spent).logits
+        whole = time.perf_counter() - started
+        assert torch.equal(logits, plain)
+        assert (spent > before).all()
+        shares.append(float((spent - before).sum()) / whole)
+    assert 0.05 < max(shares) < 1.01
+
+
+def test_seconds_are_checked() -> None:
+    for path, seconds, message in (
+        ("", torch.zeros(2, dtype=torch.float64), "shape"),
+        ("", torch.zeros(3), "float64"),
+        (REFERENCE, torch.zeros(3, dtype=torch.float64), "does not time"),
+    ):
+        cache = Cache(tiny_decoder(tiny_spec(), path=path))
+        with pytest.raises(KernelError, match=message):
+            cache.decoder.forward(cache.batch([piece(0, [1])]), cache.slabs, seconds=seconds)
 
 
 @pytest.mark.parametrize("path", [paths()[0], REFERENCE])

@@ -13,8 +13,7 @@ import torch
 
 from paceline.bench.bandwidth import read_bandwidth, step_bytes
 from paceline.bench.drafters import BlindDrafter, OracleDrafter
-from paceline.kernels import REFERENCE, library
-from paceline.kernels.native import NativeLinear, linear_struct
+from paceline.kernels import REFERENCE
 from paceline.options import Speculation
 from paceline.prompts import read_prompts
 from paceline.sampling import Sampling
@@ -29,35 +28,35 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.pages import CacheGroup, Slab
     from paceline.request import Sequence as Running
-    from paceline.targets import Scores, Target
+    from paceline.targets import Scores
     from paceline.targets.decoder import Decoder
 
 WARM_UP = 3
-SHORT = 16
-"""The context whose attention counts as none: what a longer one adds to a pass is attention."""
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=0)
 _VERIFIED_ROWS = 8
 _PREFILL = 1000
 _SAMPLING_CONTEXT = 256
-_PARTS = ("step", "forward", "draft", "sample")
+_KERNELS = ("products", "attention", "small operators")
+_PARTS = (*_KERNELS, "drafter", "sampling", "python")
 
 
 class TimedTarget:
-    """A target that notes how long its forward passes take."""
+    """A decoder that keeps the sum of what the parts of its passes take; the torch reference has no such parts."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.vocab_size = target.vocab_size
-        self.max_positions = target.max_positions
-        self.groups: tuple[CacheGroup, ...] = target.groups
-        self.seconds = 0.0
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.vocab_size = decoder.vocab_size
+        self.max_positions = decoder.max_positions
+        self.groups: tuple[CacheGroup, ...] = decoder.groups
+        self.seconds = None if decoder.path == REFERENCE else torch.zeros(len(_KERNELS), dtype=torch.float64)
 
     def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int] = ()) -> Scores:
-        started = time.perf_counter()
-        scores = self._target.forward(batch, slabs, features)
-        self.seconds += time.perf_counter() - started
-        return scores
+        return self._decoder.forward(batch, slabs, features, seconds=self.seconds)
+
+    def spent(self) -> dict[str, float]:
+        """Seconds of each part so far."""
+        return {} if self.seconds is None else dict(zip(_KERNELS, self.seconds.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class StepBench:
         self._runner = runner
         self._decoder: Decoder = llm.loaded.decoder
         self._threads = llm.options.threads or physical_cores()
-        self._shapes = [Shape(n, context) for context in dict.fromkeys((SHORT, *contexts)) for n in rows]
+        self._shapes = [Shape(n, context) for context in dict.fromkeys(contexts) for n in rows]
         self._contexts = contexts
         self._steps = steps
         self._rounds = rounds
@@ -115,47 +114,30 @@ class StepBench:
             for shape in self._shapes:
                 name = {"rows": shape.rows, "context": shape.context, "round": turn}
                 timed[shape].append(self._runner.cell(name, partial(self._shape, shape)))
-        products = {
-            n: self._runner.cell({"products": n}, partial(self._products, n)) for n in {s.rows for s in self._shapes}
-        }
         fastest = max(bandwidth.values())
         return {
             "environment": self._runner.environment,
             "bandwidth": bandwidth,
             "floors": {str(context): step_bytes(self._decoder, 1, context) / fastest for context in self._contexts},
-            "steps": [
-                self._line(shape, timed, products[shape.rows]["seconds"], fastest)
-                for shape in self._shapes
-                if shape.context in self._contexts
-            ],
+            "steps": [self._line(shape, cells, fastest) for shape, cells in timed.items()],
             "prefill": self._runner.cell({"prefill": _PREFILL}, self._prefill),
             "sampling": self._runner.cell({"sampling": "temperature 0.8, top_p 0.95"}, self._sampling),
         }
 
-    def _line(
-        self, shape: Shape, timed: dict[Shape, list[dict[str, Any]]], products: float | None, bandwidth: float
-    ) -> dict[str, Any]:
-        """A shape's medians in seconds, as multiples of the floor of one row, and their parts."""
-        parts = {part: _middle(timed[shape], part) for part in _PARTS}
-        short = _middle(timed[Shape(shape.rows, SHORT)], "forward")
+    def _line(self, shape: Shape, cells: list[dict[str, Any]], bandwidth: float) -> dict[str, Any]:
+        """A shape's medians in seconds, as multiples of the floor of one row, and those of its parts."""
+        seconds = median(second for cell in cells for second in cell["step"])
         floor = step_bytes(self._decoder, 1, shape.context) / bandwidth
-        rounds = [median(cell["step"]) / floor for cell in timed[shape]]
+        rounds = [median(cell["step"]) / floor for cell in cells]
         return {
             "rows": shape.rows,
             "context": shape.context,
-            "seconds": parts["step"],
-            "least": min(second for cell in timed[shape] for second in cell["step"]),
-            "floors": parts["step"] / floor,
+            "seconds": seconds,
+            "least": min(second for cell in cells for second in cell["step"]),
+            "floors": seconds / floor,
             "floors_by_round": [min(rounds), max(rounds)],
             "own_floor": step_bytes(self._decoder, shape.rows, shape.context) / bandwidth,
-            "parts": {
-                "products": products,
-                "attention": parts["forward"] - short,
-                "small operators": None if products is None else short - products,
-                "drafter": parts["draft"],
-                "sampling": parts["sample"],
-                "python": parts["step"] - parts["forward"] - parts["draft"] - parts["sample"],
-            },
+            "parts": {part: _middle(cells, part) for part in _PARTS},
         }
 
     def _shape(self, shape: Shape) -> dict[str, Any]:
@@ -167,7 +149,7 @@ class StepBench:
         """Seconds of each timed step and of its parts, for one request after ``ids``."""
         tokens = (self._steps + WARM_UP + 1) * (rows + 1)
         wanted = sampling.replace(max_tokens=tokens, ignore_eos=True)
-        seconds: dict[str, list[float]] = {part: [] for part in _PARTS}
+        seconds: dict[str, list[float]] = {part: [] for part in ("step", *_PARTS)}
         with _timing(self._llm) as target:
             (running,) = self._llm.submit(ids, wanted, speculation=_drafting(rows), drafter=drafter)
             while not running.output:
@@ -180,42 +162,13 @@ class StepBench:
         return seconds
 
     def _step(self, running: Running, target: TimedTarget, seconds: dict[str, list[float]]) -> None:
-        spent, forward = running.record.seconds, target.seconds
-        draft, sample = spent.draft, spent.sample
+        before = _spent(running, target)
         started = time.perf_counter()
         self._llm.engine.step()
-        seconds["step"].append(time.perf_counter() - started)
-        seconds["forward"].append(target.seconds - forward)
-        seconds["draft"].append(spent.draft - draft)
-        seconds["sample"].append(spent.sample - sample)
-
-    def _products(self, rows: int) -> dict[str, Any]:
-        """Seconds of all products of a pass, called one after the other, without what calling them costs."""
-        built = None if self._decoder.path == REFERENCE else library()
-        if built is None:
-            return {"seconds": None}
-        plan = self._decoder.plan
-        names = [
-            (f"layers.{layer}.{name}", n, k)
-            for layer in range(len(plan.spec.layers))
-            for name, (n, k) in plan.layer_shapes.items()
-        ]
-        names.append(("head", plan.vocab_size, plan.spec.hidden))
-        calls = [
-            partial(
-                NativeLinear(
-                    built, self._decoder.path, self._threads, linear_struct(plan.linear(name), n, k, plan.format)
-                ),
-                torch.randn(rows, k),
-            )
-            for name, n, k in names
-        ]
-        empty = NativeLinear(
-            built, self._decoder.path, self._threads, linear_struct(plan.linear("layers.0.o"), 16, 64, plan.format)
-        )
-        nothing = [partial(empty, torch.randn(1, 64))] * len(calls)
-        timed = [(_back_to_back(calls), _back_to_back(nothing)) for _ in range(WARM_UP + self._steps)][WARM_UP:]
-        return {"seconds": median(whole for whole, _ in timed) - median(bare for _, bare in timed)}
+        step = time.perf_counter() - started
+        parts = {part: second - before[part] for part, second in _spent(running, target).items()}
+        for part, second in {"step": step, **parts, "python": step - sum(parts.values())}.items():
+            seconds[part].append(second)
 
     def _prefill(self) -> dict[str, Any]:
         ids = self._text(_PREFILL)
@@ -261,21 +214,20 @@ def _drafting(rows: int) -> Speculation:
 def _timing(llm: LLM) -> Iterator[TimedTarget]:
     """Put a timed target in the engine's place of its own, for a while."""
     own = llm.engine.target
-    target = llm.engine.target = TimedTarget(own)
+    target = llm.engine.target = TimedTarget(llm.loaded.decoder)
     try:
         yield target
     finally:
         llm.engine.target = own
 
 
-def _middle(cells: Sequence[dict[str, Any]], part: str) -> float:
+def _spent(running: Running, target: TimedTarget) -> dict[str, float]:
+    """Seconds of all parts so far; the rest of a step is Python."""
+    spent = running.record.seconds
+    return {**target.spent(), "drafter": spent.draft, "sampling": spent.sample}
+
+
+def _middle(cells: Sequence[dict[str, Any]], part: str) -> float | None:
+    """The median of all repeats; None where this part is not timed."""
     seconds: list[float] = [second for cell in cells for second in cell[part]]
-    return median(seconds)
-
-
-def _back_to_back(calls: Sequence[partial[Any]]) -> float:
-    """Seconds of making all calls, one after the other."""
-    started = time.perf_counter()
-    for call in calls:
-        call()
-    return time.perf_counter() - started
+    return median(seconds) if seconds else None

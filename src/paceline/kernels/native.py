@@ -77,7 +77,7 @@ class CGroup(ctypes.Structure):
 class CBatch(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("ids", "visible", "score", "positions", "starts", "storage", "context")),
-        ("group", _POINTER),
+        *((name, _POINTER) for name in ("group", "seconds")),
         *((name, _INT) for name in ("rows", "segments", "scored", "groups")),
     )
 
@@ -165,7 +165,9 @@ class NativeRuntime:
         self._no_taps = (_POINTER * (len(plan.spec.layers) + 1))()
         self._groups = CGroup * len(plan.groups)
 
-    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int]) -> Scores:
+    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int], seconds: Tensor | None) -> Scores:
+        if seconds is not None and seconds.shape != (3,):
+            raise KernelError(f"the seconds of a pass have the shape (3,), not {tuple(seconds.shape)}.")
         plan, rows, scored = self._plan, batch.ids.shape[0], batch.score.shape[0]
         hidden = torch.empty(scored, plan.spec.hidden)
         logits = torch.empty(scored, plan.vocab_size)
@@ -190,6 +192,7 @@ class NativeRuntime:
             address(batch.storage, torch.int32),
             address(batch.context, torch.int32),
             ctypes.addressof(groups),
+            None if seconds is None else address(seconds, torch.float64),
             rows,
             batch.starts.shape[0] - 1,
             scored,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.errors import KernelError
 from paceline.pages import PAGE
 from paceline.targets import Scores
 from paceline.targets.linear import rotate, unpack_linear
@@ -124,7 +125,9 @@ class ReferenceRuntime:
         ]
         self._head = ReferenceLinear(plan.linear("head"), plan.vocab_size, plan.spec.hidden, plan.format)
 
-    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int]) -> Scores:
+    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int], seconds: Tensor | None) -> Scores:
+        if seconds is not None:
+            raise KernelError("the torch reference does not time the parts of a pass; leave seconds out.")
         spec = self._plan.spec
         x, tapped = self._embed(batch.ids), {}
         for index in range(len(spec.layers)):

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class _Runtime(Protocol):
-    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int]) -> Scores: ...
+    def forward(
+        self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int], seconds: Tensor | None
+    ) -> Scores: ...
 
 
 class Decoder:
@@ -90,13 +92,28 @@ class Decoder:
             self.path = found.path_name(self._path)
             self._runtime = NativeRuntime(found, self._path, self.threads, plan)
 
-    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int] = ()) -> Scores:
+    def forward(
+        self,
+        batch: Batch,
+        slabs: Sequence[Slab],
+        features: Sequence[int] = (),
+        *,
+        seconds: Tensor | None = None,
+    ) -> Scores:
         """Write the rows' keys and values into the slabs, then score the rows asked for.
 
+        Args:
+            batch: the rows.
+            slabs: the cache, one slab a group.
+            features: the layers whose input is wanted; the number of layers itself for that of the final norm.
+            seconds: float64 [3], to which the C kernels add what this pass spent on products, on attention and on
+                small operators (all else between the call and its return), as its first thread saw it.
+
         Raises:
-            KernelError: ids, positions or pages out of range, or tensors of the wrong type.
+            KernelError: ids, positions or pages out of range, tensors of the wrong type, or ``seconds`` on the
+                torch reference.
         """
-        return self._runtime.forward(batch, slabs, features)
+        return self._runtime.forward(batch, slabs, features, seconds)
 
     def prefix(self, layers: int) -> Decoder:
         """The first ``layers`` layers with the same embedding, norm and head: a draft model without a weight of its

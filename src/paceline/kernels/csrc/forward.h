@@ -294,13 +294,22 @@ static void pl_gate(const pl_run *run, size_t row, size_t slot, int thread)
     pl_quantize(stage, n, m->head.format, run->in, slot);
 }
 
+/* What lies between products is small operators, but for attention, which has a lap of its own. */
+static void pl_run_product(const pl_run *run, pl_pool *pool, int thread, const pl_linear *w, const pl_inputs *in,
+                           size_t rows, const pl_sink *sink)
+{
+    pl_lap(run, thread, PL_SMALL);
+    pl_product(pool, thread, w, in, rows, sink);
+    pl_lap(run, thread, PL_PRODUCTS);
+}
+
 /* A product that ends in the residual stream, or in `mid` where a norm comes first. */
 static void pl_product_back(const pl_run *run, pl_pool *pool, int thread, const pl_linear *w, const pl_inputs *in,
                             const float *post_norm)
 {
     pl_sink add = {run->x, run->x_stride, 0, PL_ADD, run->model->residual_multiplier, 0.0f};
     pl_sink store = {run->mid, run->mid_stride, 0, PL_STORE, 1.0f, 0.0f};
-    pl_product(pool, thread, w, in, run->rows, post_norm != NULL ? &store : &add);
+    pl_run_product(run, pool, thread, w, in, run->rows, post_norm != NULL ? &store : &add);
 }
 
 static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread)
@@ -311,15 +320,17 @@ static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread
     pl_sink mid = {run->mid, run->mid_stride, 0, PL_STORE, 1.0f, 0.0f};
 
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, index, row, slot, thread));
-    pl_product(pool, thread, &layer->qkv, &in, run->rows, &qkv);
+    pl_run_product(run, pool, thread, &layer->qkv, &in, run->rows, &qkv);
     pl_place(run, pool, layer, thread);
+    pl_lap(run, thread, PL_SMALL);
     for (int unit; (unit = pl_pool_claim(pool, thread, run->unit_count)) >= 0;)
         pl_attend_unit(run, layer, &run->units[unit], thread);
     pl_pool_barrier(pool, thread);
     PL_EACH_ROW(run, pool, thread, pl_leave_attention(run, layer, row, slot, thread));
+    pl_lap(run, thread, PL_ATTENTION);
     pl_product_back(run, pool, thread, &layer->o, &in, layer->attn_post_norm);
     PL_EACH_ROW(run, pool, thread, pl_begin_mlp(run, layer, row, slot, thread));
-    pl_product(pool, thread, &layer->gate_up, &in, run->rows, &mid);
+    pl_run_product(run, pool, thread, &layer->gate_up, &in, run->rows, &mid);
     PL_EACH_ROW(run, pool, thread, pl_gate(run, row, slot, thread));
     pl_product_back(run, pool, thread, &layer->down, &in, layer->mlp_post_norm);
 }
@@ -338,7 +349,7 @@ static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
         pl_quantize(stage, hidden, m->head.format, run->in, i);
     }
     pl_pool_barrier(pool, thread);
-    pl_product(pool, thread, &m->head, &run->in, scored, &sink);
+    pl_run_product(run, pool, thread, &m->head, &run->in, scored, &sink);
 }
 
 static void pl_forward_region(void *arg, pl_pool *pool, int thread)
@@ -360,10 +371,12 @@ static int pl_forward(pl_pool *pool, pl_scratch *scratch, const pl_model *m, con
     size_t threads = (size_t)pl_pool_threads(pool), rows = (size_t)batch->rows;
     size_t heads_width = (size_t)(m->heads + 2 * m->kv_heads) * (size_t)m->head_dim;
     size_t wide = pl_max(pl_max((size_t)m->hidden, (size_t)m->intermediate), (size_t)(m->heads * m->head_dim));
+    pl_watch watch = {batch->seconds, batch->seconds != NULL ? pl_now() : 0.0};
     int group = m->heads / m->kv_heads, status = pl_check(m, batch);
     pl_run run = {.model = m, .batch = batch, .logits = logits, .hidden = hidden, .taps = taps, .rows = rows};
     if (status != PL_OK || rows == 0)
         return status;
+    run.watch = batch->seconds != NULL ? &watch : NULL;
     run.solo = rows == 1 && m->layer[0].attn_post_norm == NULL;
     run.slots = pl_max(rows, threads);
     run.x_stride = pl_round_up((size_t)m->hidden, 64);
@@ -381,6 +394,7 @@ static int pl_forward(pl_pool *pool, pl_scratch *scratch, const pl_model *m, con
     pl_lay_out(&run, threads, scratch->memory);
     pl_plan_units(&run, (int)threads, 1);
     pl_pool_run(pool, pl_forward_region, &run);
+    pl_lap(&run, 0, PL_SMALL);
     return PL_OK;
 }
 

@@ -14,6 +14,7 @@ enum { PL_FP32, PL_BF16, PL_INT8 };
 enum { PL_SILU, PL_GELU, PL_GELU_TANH };
 enum { PL_QK_NONE, PL_QK_HEAD, PL_QK_FULL };
 enum { PL_OK, PL_NO_MEMORY, PL_BAD_ID, PL_BAD_PAGE, PL_BAD_POSITION, PL_BAD_SCORE };
+enum { PL_PRODUCTS, PL_ATTENTION, PL_SMALL, PL_PARTS };
 
 /* out[n] = sum over k of in[k] w[n][k], + bias[n]; w lies as [n / 16][k][16], in int8 as [n / 16][k / 4][16][4]
  * with 128 added, k then padded to a multiple of 64 and rotated. scale and bias are padded to 16. */
@@ -54,6 +55,7 @@ typedef struct {
     const int64_t *ids, *visible, *score;
     const int32_t *positions, *starts, *storage, *context;
     const pl_group *group;
+    double *seconds; /* [PL_PARTS], to which the pass adds what its parts took; NULL: no clock is read */
     int32_t rows, segments, scored, groups;
 } pl_batch;
 

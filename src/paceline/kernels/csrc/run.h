@@ -3,6 +3,7 @@
 #define PL_RUN_H
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "attention.h"
 
@@ -15,6 +16,12 @@ typedef struct {
 typedef struct {
     int32_t block, head, first, end;
 } pl_unit;
+
+/* Of a pass whose parts are timed. */
+typedef struct {
+    double *seconds; /* [PL_PARTS] */
+    double since;    /* when the last part ended */
+} pl_watch;
 
 typedef struct {
     const pl_model *model;
@@ -34,7 +41,26 @@ typedef struct {
     pl_unit *units;
     size_t block_count, unit_count, span; /* chunks of a unit */
     int solo, split;
+    pl_watch *watch; /* NULL, or what thread 0 keeps */
 } pl_run;
+
+static double pl_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* All since the last lap was this part, as thread 0 saw it, its waits for the others included. */
+PL_INLINE void pl_lap(const pl_run *run, int thread, int part)
+{
+    pl_watch *watch = run->watch;
+    if (watch == NULL || thread != 0)
+        return;
+    double now = pl_now();
+    watch->seconds[part] += now - watch->since;
+    watch->since = now;
+}
 
 static void *pl_take(char **at, size_t bytes)
 {
