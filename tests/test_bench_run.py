@@ -29,11 +29,13 @@ ENVIRONMENT = {"code": "c", "machine": "m"}
 
 def turn(tokens: int, decode: float, seconds: float, steps: int, accepted: int, digest: str = "d") -> dict[str, Any]:
     record = {
+        "method": "ngram",
         "steps": steps,
         "drafted": 2 * accepted,
         "accepted": accepted,
         "accepted_by_position": [{"accepted": accepted, "reached": steps}],
         "seconds": {"draft": 0.1, "verify": 0.2, "sample": 0.0, "other": 0.3},
+        "disabled_reason": None,
     }
     return {"tokens": tokens, "digest": digest, "decode_seconds": decode, "seconds": seconds, "record": record}
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 Lossless = Literal["bits", "distribution", "none"]
 
@@ -96,7 +99,6 @@ class SpeculationRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """The record under the keys that it has everywhere."""
-        seconds = self.seconds
         shown: dict[str, Any] = {
             "method": self.method,
             "steps": self.steps,
@@ -106,19 +108,34 @@ class SpeculationRecord:
                 {"accepted": a, "reached": r} for a, r in zip(self.accepted_at, self.reached, strict=True)
             ],
             "mean_accepted_length": self.mean_accepted_length,
-            "seconds": {
-                "draft": seconds.draft,
-                "verify": seconds.verify,
-                "sample": seconds.sample,
-                "other": seconds.other,
-            },
+            "seconds": asdict(self.seconds),
             "lossless": self.lossless,
             "disabled_reason": self.disabled_reason,
             "seed": self.seed,
         }
         if self.origins is not None:
-            shown["origins"] = [
-                {"origin": o.origin, "step": o.step, "depth": o.depth, "probability": o.probability}
-                for o in self.origins
-            ]
+            shown["origins"] = [asdict(origin) for origin in self.origins]
         return shown
+
+
+def add_up(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts, times and mean of several records under the same keys; the mean is over all their steps together."""
+    steps, drafted, accepted = (sum(r[key] for r in records) for key in ("steps", "drafted", "accepted"))
+    depth = max((len(r["accepted_by_position"]) for r in records), default=0)
+    positions = [
+        {
+            key: sum(r["accepted_by_position"][d][key] for r in records if d < len(r["accepted_by_position"]))
+            for key in ("accepted", "reached")
+        }
+        for d in range(depth)
+    ]
+    return {
+        "method": records[0]["method"] if records else None,
+        "steps": steps,
+        "drafted": drafted,
+        "accepted": accepted,
+        "accepted_by_position": positions,
+        "mean_accepted_length": 1 + accepted / steps if steps else None,
+        "seconds": {part: sum(r["seconds"][part] for r in records) for part in ("draft", "verify", "sample", "other")},
+        "disabled_reason": next((r["disabled_reason"] for r in records if r["disabled_reason"]), None),
+    }

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.bench.peer_worker import ENGINES
 from paceline.bench.stats import Spread, ratio_interval
+from paceline.bench.verify import first_difference
 from paceline.errors import OptionError, PacelineError
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ def figures(cells: Mapping[Work, Sequence[Mapping[str, Any]]], names: Sequence[s
 def _figure(work: Work, cells: Sequence[Mapping[str, Any]], name: str, base: str) -> Figure:
     seconds = [cell["seconds"][name] for cell in cells]
     own, other = _medians(cells, name), _medians(cells, base)
-    same = [_common(cell["ids"][name], cell["ids"][base]) for cell in cells]
+    same = [first_difference(cell["ids"][name], cell["ids"][base]) for cell in cells]
     return Figure(
         work=work.name,
         peer=name,
@@ -325,9 +326,3 @@ def _medians(cells: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     for cell in cells:
         by_prompt.setdefault(cell["prompt"], []).append(cell["seconds"][name])
     return [statistics.median(values) for values in by_prompt.values()]
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """The length of the common beginning."""
-    pairs = zip(left, right, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.bench.stats import Spread, ratio_interval
 from paceline.errors import OptionError
 from paceline.options import Speculation
+from paceline.record import add_up
 from paceline.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def figures(plain: Cells, other: Cells, members: Sequence[str]) -> dict[str, Any
     repeats = range(len(plain[members[0]]))
     turns = [turn for member in members for cell in other[member] for turn in cell["turns"]]
     records = [turn["record"] for turn in turns]
+    total = add_up(records)
     fast, slow = _seconds(other, members, "decode_seconds"), _seconds(plain, members, "decode_seconds")
     late, whole = _seconds(other, members, "seconds"), _seconds(plain, members, "seconds")
     tokens = [[sum(t["tokens"] - 1 for t in other[m][r]["turns"]) for m in members] for r in repeats]
@@ -225,14 +226,10 @@ def figures(plain: Cells, other: Cells, members: Sequence[str]) -> dict[str, Any
         "prompts": len(members),
         "tokens": sum(turn["tokens"] for turn in turns) // len(repeats),
         "differing": sum(_digests(plain[m]) != _digests(other[m]) for m in members),
-        "tau": _tau(records),
+        "tau": total["mean_accepted_length"],
         "tau_macro": _tau_macro(other, members),
-        "accepted_by_position": _positions(records),
-        **{key: sum(record[key] for record in records) for key in ("steps", "drafted", "accepted")},
-        "seconds": {
-            part: sum(record["seconds"][part] for record in records) / len(repeats)
-            for part in ("draft", "verify", "sample", "other")
-        },
+        **{key: total[key] for key in ("accepted_by_position", "steps", "drafted", "accepted")},
+        "seconds": {part: spent / len(repeats) for part, spent in total["seconds"].items()},
     }
     if decoded:
         shown["tokens_per_second"] = Spread.of([sum(tokens[r]) / sum(fast[r]) for r in repeats]).as_dict()
@@ -264,21 +261,8 @@ def _digests(cells: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [[turn["digest"] for turn in cell["turns"]] for cell in cells]
 
 
-def _tau(records: Sequence[Mapping[str, Any]]) -> float | None:
-    steps = sum(record["steps"] for record in records)
-    return 1 + sum(record["accepted"] for record in records) / steps if steps else None
-
-
 def _tau_macro(cells: Cells, members: Sequence[str]) -> float | None:
-    each = [_tau([turn["record"] for cell in cells[member] for turn in cell["turns"]]) for member in members]
+    turns = ([turn for cell in cells[member] for turn in cell["turns"]] for member in members)
+    each = [add_up([turn["record"] for turn in own])["mean_accepted_length"] for own in turns]
     known = [tau for tau in each if tau is not None]
     return fmean(known) if known else None
-
-
-def _positions(records: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
-    accepted, reached = Counter[int](), Counter[int]()
-    for record in records:
-        for depth, at in enumerate(record["accepted_by_position"]):
-            accepted[depth] += at["accepted"]
-            reached[depth] += at["reached"]
-    return [{"accepted": accepted[depth], "reached": reached[depth]} for depth in range(len(reached))]

@@ -244,15 +244,15 @@ def _compare(name: Mapping[str, Any], expected: Mapping[str, Any], running: Runn
         if answer == expected
         else {
             **{key: value for key, value in name.items() if key != "prompts"},
-            "place": _first_difference(expected["ids"], answer["ids"]),
+            "place": first_difference(expected["ids"], answer["ids"]),
             "expected": expected,
             "found": answer,
         },
     }
 
 
-def _first_difference(expected: Sequence[int], found: Sequence[int]) -> int:
-    """The first index at which two answers differ; their common length where only the rest does."""
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> int:
+    """How many tokens two answers have in common before the first that differs."""
     pairs = enumerate(zip(expected, found, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(expected), len(found)))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceline.record import add_up
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -33,29 +35,6 @@ class Run:
     def record(self) -> dict[str, Any]:
         """The speculation records of all answers, added up."""
         return add_up([completion.record.as_dict() for completion in self.completions])
-
-
-def add_up(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One record for several requests; the mean is over all of them together."""
-    steps, drafted, accepted = (sum(r[key] for r in records) for key in ("steps", "drafted", "accepted"))
-    depth = max((len(r["accepted_by_position"]) for r in records), default=0)
-    positions = [
-        {
-            key: sum(r["accepted_by_position"][d][key] for r in records if d < len(r["accepted_by_position"]))
-            for key in ("accepted", "reached")
-        }
-        for d in range(depth)
-    ]
-    return {
-        "method": records[0]["method"] if records else None,
-        "steps": steps,
-        "drafted": drafted,
-        "accepted": accepted,
-        "accepted_by_position": positions,
-        "mean_accepted_length": 1 + accepted / steps if steps else None,
-        "seconds": {part: sum(r["seconds"][part] for r in records) for part in ("draft", "verify", "sample", "other")},
-        "disabled_reason": next((r["disabled_reason"] for r in records if r["disabled_reason"]), None),
-    }
 
 
 def summary(run: Run) -> str:
@@ -93,7 +72,7 @@ def details(record: Mapping[str, Any]) -> list[str]:
         _line("drafted", f"{record['drafted']} ({reason})" if reason else str(record["drafted"])),
         _line("accepted", str(record["accepted"])),
         _line("mean accepted length", "none" if mean is None else f"{mean:.2f}"),
-        _line("by position", _positions(record["accepted_by_position"])),
+        _line("by position", by_depth(record["accepted_by_position"]) or "none reached"),
         _line("where the time went", _shares(record["seconds"])),
     ]
 
@@ -113,11 +92,11 @@ def _speed(speed: float | None) -> str:
     return "speed unknown" if speed is None else f"{speed:.1f} tokens/s"
 
 
-def _positions(positions: Sequence[Mapping[str, int]]) -> str:
-    shown = [
-        f"{depth}: {at['accepted']}/{at['reached']}" for depth, at in enumerate(positions, start=1) if at["reached"]
-    ]
-    return ", ".join(shown) or "none reached"
+def by_depth(positions: Sequence[Mapping[str, int]]) -> str:
+    """For each depth how many drafts were accepted of those that were reached."""
+    return ", ".join(
+        f"{depth}: {at['accepted']}/{at['reached']}" for depth, at in enumerate(positions, 1) if at["reached"]
+    )
 
 
 def _shares(seconds: Mapping[str, float]) -> str:

@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.report import by_depth
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -62,7 +64,7 @@ def compared(report: Mapping[str, Any], groups_of: str = "category") -> list[Tab
         for group, figures in groups.items():
             _add_figures(speeds, method, group, figures)
             if figures["accepted_by_position"]:
-                positions.add_row(method, group, depths(figures["accepted_by_position"]))
+                positions.add_row(method, group, by_depth(figures["accepted_by_position"]))
     return [speeds, positions] if positions.row_count else [speeds]
 
 
@@ -145,13 +147,6 @@ def beside(report: Mapping[str, Any]) -> Table:
             "" if figure["agrees"] is None else f"{figure['agrees']:.1f}",
         )
     return table
-
-
-def depths(positions: Sequence[Mapping[str, int]]) -> str:
-    """For each depth the share that was accepted of those that were reached."""
-    return " ".join(
-        f"{depth}: {at['accepted']}/{at['reached']}" for depth, at in enumerate(positions, 1) if at["reached"]
-    )
 
 
 def _figures(groups_of: str) -> Table:
