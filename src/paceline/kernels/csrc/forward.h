@@ -6,11 +6,13 @@
 #include "product.h"
 #include "run.h"
 
-/* Each row once, then a barrier; or, with a single row, once by every thread for itself. */
+/* Each row once, then a barrier; or, with a single row, once by every thread for itself. Then a product follows, and
+ * others may have begun it before thread 0 is here. */
 #define PL_EACH_ROW(run, pool, thread, body) \
     do { \
         if ((run)->solo) { \
             size_t row = 0, slot = (size_t)(thread); \
+            pl_lap(run, pool, thread, PL_PRODUCTS, 1); \
             body; \
         } else { \
             for (int claimed; (claimed = pl_pool_claim(pool, thread, (run)->rows)) >= 0;) { \
@@ -160,19 +162,6 @@ static void pl_place_head(const pl_run *run, const pl_layer *layer, size_t row, 
     pl_write_kv(run, layer, row, segment, head, k, v);
 }
 
-static size_t pl_segment_of(const pl_batch *batch, size_t row)
-{
-    size_t low = 0, high = (size_t)batch->segments;
-    while (high - low > 1) {
-        size_t middle = (low + high) / 2;
-        if ((size_t)batch->starts[middle] <= row)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* A unit is up to 16 rows (whose keys share cache lines) of one key head, or of all where the norm spans them. */
 static void pl_place(const pl_run *run, pl_pool *pool, const pl_layer *layer, int thread)
 {
@@ -298,9 +287,9 @@ static void pl_gate(const pl_run *run, size_t row, size_t slot, int thread)
 static void pl_run_product(const pl_run *run, pl_pool *pool, int thread, const pl_linear *w, const pl_inputs *in,
                            size_t rows, const pl_sink *sink)
 {
-    pl_lap(run, thread, PL_SMALL);
+    pl_lap(run, pool, thread, PL_SMALL, run->solo);
     pl_product(pool, thread, w, in, rows, sink);
-    pl_lap(run, thread, PL_PRODUCTS);
+    pl_lap(run, pool, thread, PL_PRODUCTS, 0);
 }
 
 /* A product that ends in the residual stream, or in `mid` where a norm comes first. */
@@ -322,12 +311,13 @@ static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, index, row, slot, thread));
     pl_run_product(run, pool, thread, &layer->qkv, &in, run->rows, &qkv);
     pl_place(run, pool, layer, thread);
-    pl_lap(run, thread, PL_SMALL);
+    pl_lap(run, pool, thread, PL_SMALL, 0);
     for (int unit; (unit = pl_pool_claim(pool, thread, run->unit_count)) >= 0;)
         pl_attend_unit(run, layer, &run->units[unit], thread);
     pl_pool_barrier(pool, thread);
+    pl_lap(run, pool, thread, PL_ATTENTION, 0);
     PL_EACH_ROW(run, pool, thread, pl_leave_attention(run, layer, row, slot, thread));
-    pl_lap(run, thread, PL_ATTENTION);
+    pl_lap(run, pool, thread, PL_ATTENTION, run->solo);
     pl_product_back(run, pool, thread, &layer->o, &in, layer->attn_post_norm);
     PL_EACH_ROW(run, pool, thread, pl_begin_mlp(run, layer, row, slot, thread));
     pl_run_product(run, pool, thread, &layer->gate_up, &in, run->rows, &mid);
@@ -355,9 +345,12 @@ static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
 static void pl_forward_region(void *arg, pl_pool *pool, int thread)
 {
     const pl_run *run = arg;
+    if (thread == 0 && run->watch != NULL)
+        pl_pool_watch(pool);
     for (int row; (row = pl_pool_claim(pool, thread, run->rows)) >= 0;)
         pl_embed(run, (size_t)row);
     pl_pool_barrier(pool, thread);
+    pl_lap(run, pool, thread, PL_SMALL, 0);
     for (int layer = 0; layer < run->model->layers; layer++)
         pl_run_layer(run, pool, layer, thread);
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, run->model->layers, row, slot, thread));
@@ -394,7 +387,7 @@ static int pl_forward(pl_pool *pool, pl_scratch *scratch, const pl_model *m, con
     pl_lay_out(&run, threads, scratch->memory);
     pl_plan_units(&run, (int)threads, 1);
     pl_pool_run(pool, pl_forward_region, &run);
-    pl_lap(&run, 0, PL_SMALL);
+    pl_lap(&run, pool, 0, PL_SMALL, 1);
     return PL_OK;
 }
 

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LINE 64
@@ -30,7 +31,8 @@ struct pl_pool {
     atomic_int closing;
     pl_region region;
     void *arg;
-    int threads;
+    int threads, watched;
+    double opened; /* when the last barrier did, if watched */
     pid_t owner;
     pthread_mutex_t running, sleep;
     pthread_cond_t wake;
@@ -166,11 +168,23 @@ void pl_pool_destroy(pl_pool *pool)
 
 int pl_pool_threads(const pl_pool *pool) { return pool->threads; }
 
+double pl_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void pl_pool_watch(pl_pool *pool) { pool->watched = 1; }
+double pl_pool_opened(const pl_pool *pool) { return pool->opened; }
+
 void pl_pool_barrier(pl_pool *pool, int thread)
 {
     pl_seat *seat = &pool->seats[thread];
     if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->threads - 1) {
         atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+        if (pool->watched)
+            pool->opened = pl_now();
         atomic_fetch_add_explicit(&pool->phase, 1, memory_order_release);
     }
     for (int turn = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == seat->phase;)
@@ -212,6 +226,7 @@ void pl_pool_run(pl_pool *pool, pl_region region, void *arg)
     pthread_mutex_lock(&pool->running);
     pool->region = region;
     pool->arg = arg;
+    pool->watched = 0;
     if (pool->threads > 1)
         next_region(pool);
     region(arg, pool, 0);

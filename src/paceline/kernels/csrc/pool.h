@@ -19,6 +19,14 @@ void pl_pool_run(pl_pool *pool, pl_region region, void *arg);
 /* Inside a region: wait for all threads; then claims start again. */
 void pl_pool_barrier(pl_pool *pool, int thread);
 
+/* Seconds on the monotonic clock. */
+double pl_now(void);
+
+/* Inside a region, thread 0: from now on to its end note when barriers open; and when the last one did. A thread may
+ * wake long after, and by then the others have done the next phase. */
+void pl_pool_watch(pl_pool *pool);
+double pl_pool_opened(const pl_pool *pool);
+
 /* Inside a region: the next of 0 .. total - 1, each handed out once between two barriers; -1 when none is left.
  * Every thread goes through a stretch of its own, so that it reads memory in order, and then helps the others. */
 int pl_pool_claim(pl_pool *pool, int thread, size_t total);

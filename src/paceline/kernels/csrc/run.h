@@ -3,7 +3,6 @@
 #define PL_RUN_H
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "attention.h"
 
@@ -44,22 +43,15 @@ typedef struct {
     pl_watch *watch; /* NULL, or what thread 0 keeps */
 } pl_run;
 
-static double pl_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-/* All since the last lap was this part, as thread 0 saw it, its waits for the others included. */
-PL_INLINE void pl_lap(const pl_run *run, int thread, int part)
+/* All since the last lap was this part: until now by thread 0's own clock, or until the last barrier opened. */
+PL_INLINE void pl_lap(const pl_run *run, const pl_pool *pool, int thread, int part, int own)
 {
     pl_watch *watch = run->watch;
     if (watch == NULL || thread != 0)
         return;
-    double now = pl_now();
-    watch->seconds[part] += now - watch->since;
-    watch->since = now;
+    double end = own ? pl_now() : pl_pool_opened(pool);
+    watch->seconds[part] += end - watch->since;
+    watch->since = end;
 }
 
 static void *pl_take(char **at, size_t bytes)
@@ -113,6 +105,19 @@ static int pl_grow(pl_scratch *scratch, size_t bytes)
     scratch->memory = memory;
     scratch->bytes = bytes;
     return PL_OK;
+}
+
+static size_t pl_segment_of(const pl_batch *batch, size_t row)
+{
+    size_t low = 0, high = (size_t)batch->segments;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if ((size_t)batch->starts[middle] <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 static size_t pl_block_chunks(const pl_batch *batch, size_t row, size_t rows)
