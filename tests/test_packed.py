@@ -162,7 +162,7 @@ def test_second_time_nothing_is_read_or_converted(tmp_path: Path, monkeypatch: p
 
 def test_each_format_and_each_state_of_the_folder_has_its_own(tmp_path: Path, cache: Path) -> None:
     path = folder(tmp_path / "model")
-    for dtype in ("int8", "bf16", None, "auto"):
+    for dtype in ("int8", "bf16", None):
         open_model(str(path), dtype=dtype)
     assert len(list((cache / "packed").iterdir())) == 2
     tensors = load_file(path / "model.safetensors")

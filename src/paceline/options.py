@@ -100,6 +100,20 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
+def choice(name: str, value: object, ours: Collection[str], others: Collection[str] = ()) -> None:
+    """Refuse a value that is not one of ``ours``; ``others`` are known, and not part of this version.
+
+    Raises:
+        OptionError: with all that may be chosen.
+    """
+    if value in ours:
+        return
+    choices = ", ".join(ours)
+    if value in others or (isinstance(value, str) and value.endswith("_mtp")):
+        raise OptionError(f"{name} {value!r} is not part of this version; choose from {choices}.")
+    raise OptionError(f"{name} {value!r} is unknown; choose from {choices}.")
+
+
 METHODS = ("auto", "ngram", "draft_model")
 OTHER_METHODS = (
     *("suffix", "recycling", "lookahead", "medusa", "eagle", "eagle3", "hydra", "mtp", "mlp_speculator"),
@@ -165,8 +179,9 @@ class Speculation:
         adaptive: draft fewer, or none, where it does not pay.
         rule: how drafts are accepted; "coupled" keeps every token as it is without speculation.
         tree: "auto" (the method's own best), "none" (a chain), or a width.
-        draft_layers: the target's own first layers as its draft model.
-        prompt_lookup_min, prompt_lookup_max: the shortest and longest n-gram that is looked up.
+        draft_layers: how many of the target's own first layers are its draft model.
+        prompt_lookup_min: the shortest n-gram that is looked up.
+        prompt_lookup_max: the longest.
     """
 
     enabled: bool = True
@@ -183,8 +198,8 @@ class Speculation:
     def __post_init__(self) -> None:
         flag("enabled", self.enabled)
         flag("adaptive", self.adaptive)
-        _choice("method", self.method, METHODS, OTHER_METHODS)
-        _choice("rule", self.rule, RULES, OTHER_RULES)
+        choice("method", self.method, METHODS, OTHER_METHODS)
+        choice("rule", self.rule, RULES, OTHER_RULES)
         self._check_numbers()
         self._check_draft()
         self._check_tree()
@@ -298,12 +313,3 @@ def _follow(changes: dict[str, Any], base: Speculation) -> None:
         changes["prompt_lookup_max"] = max(low, base.prompt_lookup_max)
     if isinstance(high, int) and low is None:
         changes["prompt_lookup_min"] = min(high, base.prompt_lookup_min)
-
-
-def _choice(name: str, value: object, ours: Collection[str], others: Collection[str]) -> None:
-    if value in ours:
-        return
-    choices = ", ".join(ours)
-    if value in others or (isinstance(value, str) and value.endswith("_mtp")):
-        raise OptionError(f"{name} {value!r} is not part of this version; choose from {choices}.")
-    raise OptionError(f"{name} {value!r} is unknown; choose from {choices}.")

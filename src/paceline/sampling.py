@@ -54,13 +54,15 @@ class Sampling(Filter):
         bad_words: texts that are never completed.
         allowed_token_ids: the only ids that may be chosen.
         min_tokens: neither end-of-text nor ``stop_token_ids`` before so many tokens.
-        max_tokens: at most so many tokens; None is up to the context; 0 only with ``prompt_logprobs``.
+        max_tokens: at most so many tokens, 256 unless said; in Python None is up to the context; 0 only with
+            ``prompt_logprobs``.
         stop: texts that end the output and are cut from it.
         stop_token_ids: ids that end the output, besides the model's own.
         ignore_eos: the model's own end-of-text ids do not end the output.
-        seed: 0 to 2**63 - 1; None draws one, which the record shows.
+        seed: 0 to 2**63 - 1; unless said it is drawn, and the record shows it.
         n: how many outputs, 1 to 128, each with noise of its own.
-        logprobs, prompt_logprobs: how many of the most likely tokens to list for each; None is no report.
+        logprobs: report each token with so many of the most likely ones; 0 is the token alone.
+        prompt_logprobs: the same for the tokens of the prompt.
         logprobs_mode: "raw" logits of the model, or "processed" by everything above.
         include_stop_str_in_output: leave the stop text in the output.
         skip_special_tokens: leave special tokens out of the text.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.errors import OptionError
-from paceline.options import integer
+from paceline.options import choice, integer
+from paceline.targets.linear import Format
 
-Format = Literal["int8", "bf16", "fp32"]
 CacheFormat = Literal["bf16", "fp32"]
 
 
@@ -18,12 +18,13 @@ class EngineOptions:
 
     Attributes:
         device: only "cpu" in this version.
-        dtype: number format of the weights, the head included; None is int8 on a CPU.
-        kv_dtype: number format of the cache; None is fp32 for fp32 weights, else bf16.
-        threads: None is the physical cores that the process may use.
-        max_model_len: the longest sequence in tokens, for the target and a draft model alike; None is the model's own.
+        dtype: number format of the weights, the head included: int8 (unless said otherwise), bf16 or fp32.
+        kv_dtype: number format of the cache, bf16 or fp32; unless said fp32 for fp32 weights, else bf16.
+        threads: how many compute; unless said as many as the physical cores that the process may use.
+        max_model_len: the longest sequence in tokens, for the target and a draft model alike; unless said the model's
+            own.
         max_num_seqs: how many sequences run at once; the others wait.
-        cache_memory: bytes for keys and values; None is what they can use, at most a quarter of the free memory.
+        cache_memory: bytes for keys and values; unless said what they can use, at most a quarter of the free memory.
 
     Raises:
         OptionError: a value out of range.
@@ -40,15 +41,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.device not in (None, "cpu"):
             raise OptionError(f"device {self.device!r} is not part of this version; paceline runs on the 'cpu'.")
-        _one_of("dtype", self.dtype, get_args(Format))
-        _one_of("kv_dtype", self.kv_dtype, get_args(CacheFormat))
+        for name, known in (("dtype", get_args(Format)), ("kv_dtype", get_args(CacheFormat))):
+            if getattr(self, name) is not None:
+                choice(name, getattr(self, name), known)
         integer("max_num_seqs", self.max_num_seqs, 1)
         for name, high in (("threads", 256), ("max_model_len", None), ("cache_memory", None)):
             value = getattr(self, name)
             if value is not None:
                 integer(name, value, 1, high)
-
-
-def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
-    if value is not None and value not in known:
-        raise OptionError(f"{name} {value!r} is unknown; choose from {', '.join(known)}.")

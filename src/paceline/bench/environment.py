@@ -38,7 +38,10 @@ def environment(llm: LLM | None = None) -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernels": kernels["path"],
         "compiler": " ".join(f"{kernels['compiler']} {kernels['version']}".split()),
-        "versions": versions(),
+        "versions": {
+            "python": platform.python_version(),
+            **{package: installed(package) for package in ("paceline", "torch", "tokenizers")},
+        },
         "commit": commit(),
         "code": code(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -60,22 +63,25 @@ def _options(llm: LLM) -> dict[str, Any]:
 
 def machine() -> str:
     """The processor's name and how many of its cores the process may use."""
+    return f"{processor()} x {physical_cores()}"
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not on every system
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()} x {physical_cores()}"
+    return names[0] if names else platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "paceline": paceline.__version__}
-    for package in ("torch", "tokenizers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+def installed(package: str) -> str:
+    """The version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @cache

@@ -18,7 +18,8 @@ from paceline.bench.step import StepBench
 from paceline.cli import VERBS
 from paceline.cli.flags import with_flags
 from paceline.cli.measure import LOADING, Count, Formats, Output, Prompts, Ticker, chosen, numbers, runner
-from paceline.cli.model import ENGINE, AsJson, Debug, ModelName, Quiet, open_model, print_json, tell
+from paceline.cli.model import ENGINE, AsJson, Debug, ModelName, Quiet, open_model
+from paceline.cli.output import print_json, tell
 from paceline.cli.tables import beside, compared, header, perplexities, rewritten, show, stepped
 from paceline.errors import OptionError
 from paceline.prompts import Prompt, read_prompts, spread

@@ -19,8 +19,8 @@ from paceline.cli.model import (
     Quiet,
     Written,
     open_model,
-    tell,
 )
+from paceline.cli.output import tell
 from paceline.cli.paint import Painter
 from paceline.cli.report import Run, details, summary
 from paceline.errors import ContextLengthError, OptionError

@@ -3,14 +3,14 @@
 import os
 import platform
 import shutil
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psutil
 import typer
 
-from paceline.cli.model import AsJson, Debug, print_json
+from paceline.bench.environment import installed, processor
+from paceline.cli.model import AsJson, Debug
+from paceline.cli.output import print_json
 from paceline.kernels import describe
 from paceline.targets.hub import cache_folder
 from paceline.targets.load import physical_cores
@@ -35,12 +35,12 @@ def environment() -> dict[str, Any]:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return {
         "versions": {
-            "paceline": _version("paceline"),
+            "paceline": installed("paceline"),
             "python": platform.python_version(),
-            **{name: _version(name) for name in LIBRARIES},
+            **{name: installed(name) for name in LIBRARIES},
         },
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": {"physical": physical_cores(), "logical": os.cpu_count() or 1},
         "kernels": describe(),
         "cache": {"folder": str(folder), "free": shutil.disk_usage(there).free},
@@ -63,22 +63,6 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("cache folder", f"{found['cache']['folder']} ({_size(found['cache']['free'])} free)"),
         ("memory", f"{_size(memory['free'])} free of {_size(memory['total'])}"),
     ]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _processor() -> str:
-    if sys.platform == "linux":
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _size(size: float) -> str:

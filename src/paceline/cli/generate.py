@@ -19,11 +19,9 @@ from paceline.cli.model import (
     NoSpeculation,
     Quiet,
     Written,
-    as_object,
     open_model,
-    print_json,
-    tell,
 )
+from paceline.cli.output import as_object, print_json, tell
 from paceline.cli.paint import Painter
 from paceline.cli.report import Run, comparison, speedup, summary
 from paceline.options import Speculation

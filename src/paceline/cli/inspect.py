@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.model import AsJson, Debug, print_json
+from paceline.cli.model import MODEL_HELP, AsJson, Debug
+from paceline.cli.output import print_json
 from paceline.errors import ModelError
 from paceline.targets.load import Opened, open_model
 from paceline.targets.vocabulary import compare_vocabularies
@@ -26,9 +27,12 @@ class Check:
 def inspect(
     context: typer.Context,
     *,
-    target: Annotated[str, typer.Argument(help="The model: a name, a repository id, a folder, or a GGUF file.")],
+    target: Annotated[str, typer.Argument(help=MODEL_HELP)],
     draft: Annotated[str | None, typer.Argument(help="A model that is to draft for it.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Number format of the weights.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="int8 (unless said otherwise), bf16 or fp32."),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> int:

@@ -12,7 +12,7 @@ import typer
 from paceline.bench.environment import environment, settings
 from paceline.bench.runner import Runner
 from paceline.cli.flags import Group
-from paceline.cli.model import tell
+from paceline.cli.output import tell
 from paceline.errors import OptionError
 from paceline.prompts import Prompt, read_prompts, spread
 from paceline.settings import EngineOptions

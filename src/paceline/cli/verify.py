@@ -7,10 +7,12 @@ import typer
 from paceline.bench.verify import DRAWS, FIRST_SEED, Verification
 from paceline.cli.flags import with_flags
 from paceline.cli.measure import Count, Output, Prompts, Ticker, chosen, runner
-from paceline.cli.model import ENGINE, AsJson, Debug, Quiet, open_model, print_json, tell
+from paceline.cli.model import ENGINE, MODEL_HELP, AsJson, Debug, Quiet, open_model
+from paceline.cli.output import print_json, tell
 from paceline.cli.tables import header, show, verified
 from paceline.errors import OptionError
 from paceline.targets.hub import DEFAULT_MODEL
+from paceline.tree import MAX_NODES
 
 AT_A_TIME = 8
 SHIPPED = 8
@@ -21,16 +23,19 @@ def verify(
     context: typer.Context,
     *,
     engine: dict[str, Any],
-    model: Annotated[
-        str, typer.Argument(help="A name, a repository id, a folder, or a GGUF file.", show_default=DEFAULT_MODEL)
-    ] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
     prompts: Prompts = None,
     count: Count = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of each answer.")] = 64,
     drafts: Annotated[
-        int, typer.Option("--num-speculative-tokens", min=1, max=63, help="Tokens drafted at a time.")
+        int, typer.Option("--num-speculative-tokens", min=1, max=MAX_NODES - 1, help="Tokens drafted at a time.")
     ] = 5,
-    draft_layers: Annotated[int, typer.Option("--draft-layers", min=1, help="Layers of the short draft model.")] = 6,
+    draft_layers: Annotated[
+        int,
+        typer.Option(
+            "--draft-layers", min=1, help="Layers of the short draft model; where it has no more, half of them."
+        ),
+    ] = 6,
     full: Annotated[
         bool,
         typer.Option(

@@ -11,12 +11,13 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import psutil
 import torch
 
 from paceline.errors import OptionError, WeightsError
+from paceline.options import choice
 from paceline.targets import hub, vocabulary
 from paceline.targets.decoder import Decoder
 from paceline.targets.linear import Format
@@ -96,7 +97,7 @@ def load(
 
     Args:
         model: "smollm2-135m", a folder, a GGUF file, or a repository id.
-        dtype: "int8", "bf16" or "fp32"; None and "auto" are int8.
+        dtype: "int8", "bf16" or "fp32"; None is int8.
         kv_dtype: "bf16" or "fp32" of the cache; None is fp32 for fp32 weights, else bf16.
         threads: None is the physical cores that the process may use.
         max_model_len: the context limit in tokens; None is the model's own.
@@ -167,20 +168,17 @@ def open_model(
 
 
 def _format(dtype: str | None) -> Format:
-    if dtype in (None, "auto"):
+    if dtype is None:
         return "int8"
-    for known in get_args(Format):
-        if dtype == known:
-            return known  # type: ignore[no-any-return]
-    raise OptionError(f"dtype '{dtype}' is unknown; choose from {', '.join(get_args(Format))}.")
+    choice("dtype", dtype, get_args(Format))
+    return cast("Format", dtype)
 
 
 def _cache_dtype(kv_dtype: str | None, dtype: Format) -> torch.dtype:
     if kv_dtype is None:
         return torch.float32 if dtype == "fp32" else torch.bfloat16
     known = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    if kv_dtype not in known:
-        raise OptionError(f"kv_dtype '{kv_dtype}' is unknown; choose from {', '.join(known)}.")
+    choice("kv_dtype", kv_dtype, known)
     return known[kv_dtype]
 
 
