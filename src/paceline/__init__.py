@@ -36,25 +36,9 @@ _HOMES = {
     "SamplingParams": "sampling",
     "Speculation": "options",
     "SpeculationRecord": "record",
-    **dict.fromkeys(
-        (
-            "ContextLengthError",
-            "DrafterError",
-            "HubError",
-            "KernelError",
-            "ModelError",
-            "OptionError",
-            "PacelineError",
-            "RequestError",
-            "ResourceError",
-            "TokenizerError",
-            "UnsupportedModelError",
-            "WeightsError",
-        ),
-        "errors",
-    ),
 }
-"""Where each public name lives: it is imported when it is first used, so that `paceline --help` needs no torch."""
+"""Where public names live, errors left out: one is imported when it is first used, so that `paceline --help` needs no
+torch."""
 
 __all__ = [
     "LLM",
@@ -81,6 +65,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    return getattr(import_module(f"paceline.{_HOMES[name]}"), name)
+    return getattr(import_module(f"paceline.{_HOMES.get(name, 'errors')}"), name)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from torch.nn.functional import pad
 
 from paceline.draw import log_probability, processed
+from paceline.kernels.sample import draw, logprobs
 from paceline.noise import noise_key
-from paceline.sampling import draw, logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
