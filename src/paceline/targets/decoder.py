@@ -107,7 +107,7 @@ class Decoder:
             slabs: the cache, one slab a group.
             features: the layers whose input is wanted; the number of layers itself for that of the final norm.
             seconds: float64 [3], to which the C kernels add what this pass spent on products, on attention and on
-                small operators (all else between the call and its return), as its first thread saw it.
+                small operators (all else inside the library), the waits of its threads for each other included.
 
         Raises:
             KernelError: ids, positions or pages out of range, tensors of the wrong type, or ``seconds`` on the
