@@ -103,7 +103,7 @@ def test_defaults_and_forms() -> None:
     assert (Sampling().temperature, Sampling().top_k, Sampling().top_p) == (1.0, 0, 1.0)
     assert Sampling(top_k=-1).top_k == 0
     assert Sampling(stop="a").stop == ("a",) == Sampling(stop=["a", "a"]).stop
-    assert Sampling.of(logit_bias={"3": 1}).logit_bias == {3: 1.0}
+    assert Sampling(**dict[str, Any](logit_bias={"3": 1})).logit_bias == {3: 1.0}
     assert Sampling(max_tokens=0, prompt_logprobs=1).max_tokens == 0
     assert Sampling(max_tokens=None, min_tokens=1000).max_tokens is None
     assert Sampling(seed=2**63 - 1).seed == 2**63 - 1
@@ -130,7 +130,6 @@ def test_what_was_written_is_remembered() -> None:
     assert mine.replace(seed=4) == Sampling(top_p=1.0, max_tokens=3, seed=4)
     with pytest.raises(OptionError, match="did you mean 'seed'"):
         mine.replace(sede=4)
-    assert Sampling.of(temperature=None, top_k=3, max_tokens=None) == Sampling(top_k=3, max_tokens=None)
 
 
 def test_generation_config() -> None:

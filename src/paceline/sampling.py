@@ -154,11 +154,6 @@ class Sampling(Filter):
         """The stop texts, always as a tuple."""
         return tuple(self.stop)
 
-    @classmethod
-    def of(cls, **options: Any) -> Sampling:
-        """The settings named by ``options``, where None is the default of a name that takes no None."""
-        return cls(**{name: v for name, v in options.items() if v is not None or name == "max_tokens"})
-
     def replace(self, **changes: Any) -> Sampling:
         """These settings with some changed."""
         kept = {name: getattr(self, name) for name in self.given}

@@ -73,6 +73,15 @@ def perplexity(cells: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {"tokens": tokens, "perplexity": math.exp(total / tokens) if tokens else math.nan}
 
 
+def ratios(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """For each format and kind of text its perplexity over that of :data:`REFERENCE`."""
+    exact = found[REFERENCE]
+    return {
+        name: {kind: figures["perplexity"] / exact[kind]["perplexity"] for kind, figures in kinds.items()}
+        for name, kinds in found.items()
+    }
+
+
 def _sum(llm: LLM, text: str) -> dict[str, Any]:
     ids = llm.tokenizer.encode(text)[: llm.max_model_len]
     if len(ids) < 2:

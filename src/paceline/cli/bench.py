@@ -10,7 +10,7 @@ import typer
 from paceline.bench.environment import environment
 from paceline.bench.peer_worker import CONTEXT
 from paceline.bench.peers import Beside, Work, cut, digest, parse_peer, start
-from paceline.bench.perplexity import ANSWERS, PROMPTS, REFERENCE, score, write_answers
+from paceline.bench.perplexity import ANSWERS, PROMPTS, REFERENCE, ratios, score, write_answers
 from paceline.bench.rewriting import Rewriting, rewriting_prompts
 from paceline.bench.run import Comparison, parse_method
 from paceline.bench.runner import Runner
@@ -199,17 +199,13 @@ def perplexity(
                 texts[ANSWERS] = write_answers(llm, asked, cells, max_tokens)
                 report["environment"] = cells.environment
             report["perplexity"][name] = score(llm, texts, cells)
-    exact = report["perplexity"][REFERENCE]
-    report["ratios"] = {
-        name: {kind: found["perplexity"] / exact[kind]["perplexity"] for kind, found in kinds.items()}
-        for name, kinds in report["perplexity"].items()
-    }
+    report["ratios"] = ratios(report["perplexity"])
     if as_json:
         print_json(report)
     else:
         tell(header(report["environment"]))
         show(perplexities(report))
-    scored = exact["all"]["tokens"]
+    scored = report["perplexity"][REFERENCE]["all"]["tokens"]
     if scored < least:
         tell(f"{scored} tokens were scored, and {least} are wanted: give more prompts, or a lower --least.")
     return int(scored < least)
