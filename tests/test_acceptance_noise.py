@@ -124,6 +124,25 @@ def test_one_noise_for_all_purposes_is_caught(rule: str, shape: Shape, monkeypat
     assert not fits(*counted(rule, shape, 1500))
 
 
+@pytest.mark.long
+def test_noise_of_the_tokens_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule block looks at drafts that it then does not commit; the next round must not meet their noise again."""
+
+    class ByPlace(Noise):
+        def __init__(self, seed: int, choice: int, position: int) -> None:
+            super().__init__(seed, choice, position)
+            self._at = lambda node: Noise(seed, choice, position + node)
+
+        def children(self, node: int, q: Row, count: int) -> list[int]:
+            return self._at(node).children(0, q, count)
+
+        def accept(self, node: int, chance: float | Fraction) -> bool:
+            return self._at(node).accept(0, chance)
+
+    monkeypatch.setattr("tests.test_acceptance_noise.Noise", ByPlace)
+    assert not fits(*counted("block", chain(3), 25_000))
+
+
 def shares_its_number_with_the_coin(self: Noise, node: int, q: Row, count: int) -> list[int]:
     left, tokens = q.copy(), list[int]()
     while len(tokens) < count and left.any():
