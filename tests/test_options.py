@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from paceline.drafters.methods import recipe
 from paceline.errors import OptionError, PacelineError
 from paceline.options import NEUTRAL, OTHER_METHODS, Speculation, integer, number, reject_unknown
 
@@ -89,6 +90,30 @@ def test_a_draft_model_is_meant_where_one_is_named() -> None:
     assert Speculation.parse({"draft_layers": 6}).method == "draft_model"
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix", "recycling"])
+def test_a_method_without_a_model_drops_the_one_that_was_set_up(method: str) -> None:
+    assert Speculation.parse(method, Speculation(draft_layers=4)) == Speculation(method=method)
+
+
+def test_drafters_are_shared_where_what_they_are_made_from_is_equal() -> None:
+    def made(**options: Any) -> tuple[object, ...]:
+        return recipe(Speculation(**options))
+
+    assert made() == made(method="ngram", num_speculative_tokens=9, adaptive=False, tree="none")
+    assert made(method="ngram") != made(method="ngram", prompt_lookup_max=9)
+    assert made(draft_layers=3, method="draft_model") != made(draft_layers=4, method="draft_model")
+    for method in ("suffix", "recycling"):
+        assert made(method=method) == made(method=method, num_speculative_tokens=9)
+        assert made(method=method) != made(method=method, tree="none")
+    for option, value in {
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 5,
+        "suffix_decoding_max_spec_factor": 2.0,
+        "suffix_decoding_min_token_prob": 0.2,
+    }.items():
+        assert made(method="suffix") != made(method="suffix", **{option: value})
+
+
 def test_an_alias() -> None:
     assert Speculation.parse({"num_draft_tokens": 3}).num_speculative_tokens == 3
     assert Speculation.parse({"num_draft_tokens": 3, "num_speculative_tokens": 3}).num_speculative_tokens == 3
@@ -109,6 +134,13 @@ def test_an_alias() -> None:
         ({"model": "small", "draft_layers": 3}, "exclude each other"),
         ({"model": "small", "method": "ngram"}, "without model"),
         ({"draft_layers": 3, "method": "ngram"}, "without draft_layers"),
+        ({"draft_layers": 3, "method": "suffix"}, "'suffix' drafts without draft_layers"),
+        ({"model": "small", "method": "recycling"}, "'recycling' drafts without model"),
+        ({"suffix_decoding_max_tree_depth": 1}, "2 to 1024"),
+        ({"suffix_decoding_max_cached_requests": -1}, "at least 0"),
+        ({"suffix_decoding_max_spec_factor": -0.5}, "at least 0"),
+        ({"suffix_decoding_min_token_prob": 1.5}, "0 to 1"),
+        ({"suffix_decoding_min_token_prob": "high"}, "is a number"),
         ({"draft_layers": 0}, "at least 1"),
         ({"model": ""}, "names a draft model"),
         ({"method": "ngrm"}, "'ngrm' is unknown; choose from auto, ngram, draft_model"),

@@ -114,9 +114,10 @@ def choice(name: str, value: object, ours: Collection[str], others: Collection[s
     raise OptionError(f"{name} {value!r} is unknown; choose from {choices}.")
 
 
-METHODS = ("auto", "ngram", "draft_model")
+METHODS = ("auto", "ngram", "draft_model", "suffix", "recycling")
+MODELLESS = ("ngram", "suffix", "recycling")
 OTHER_METHODS = (
-    *("suffix", "recycling", "lookahead", "medusa", "eagle", "eagle3", "hydra", "mtp", "mlp_speculator"),
+    *("lookahead", "medusa", "eagle", "eagle3", "hydra", "mtp", "mlp_speculator"),
     *("dflash", "dspark", "pard", "ngram_gpu", "grammar", "prediction", "cascade", "vocabulary"),
     *("custom_class", "extract_hidden_states"),
 )
@@ -153,10 +154,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rejection_sample_method": (None, "standard", "strict"),
     "revision": (None,),
     "speculative_token_tree": (None,),
-    "suffix_decoding_max_cached_requests": (10000,),
-    "suffix_decoding_max_spec_factor": (1.0,),
-    "suffix_decoding_max_tree_depth": (24,),
-    "suffix_decoding_min_token_prob": (0.1,),
     "synthetic_acceptance_length": (None,),
     "synthetic_acceptance_rates": (None,),
     "tensor_parallel_size": (None, 1),
@@ -172,7 +169,7 @@ class Speculation:
 
     Attributes:
         enabled: False is plain decoding.
-        method: "auto", "ngram" or "draft_model".
+        method: "auto", "ngram", "draft_model", "suffix" or "recycling".
         model: the draft model: a name, a hub id, a folder or a file.
         num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted;
             with ``adaptive`` false their fixed number. 1 to 63; 0 is plain decoding.
@@ -182,6 +179,10 @@ class Speculation:
         draft_layers: how many of the target's own first layers are its draft model.
         prompt_lookup_min: the shortest n-gram that is looked up.
         prompt_lookup_max: the longest.
+        suffix_decoding_max_tree_depth: the longest run of tokens that "suffix" counts, what it drafts included.
+        suffix_decoding_max_cached_requests: how many earlier answers it looks in, beside the request itself; 0 is none.
+        suffix_decoding_max_spec_factor: the most tokens that it drafts for each token that matched.
+        suffix_decoding_min_token_prob: the least probability of what it drafts, by its own counts.
     """
 
     enabled: bool = True
@@ -194,6 +195,10 @@ class Speculation:
     draft_layers: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
+    suffix_decoding_max_tree_depth: int = 64
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
 
     def __post_init__(self) -> None:
         flag("enabled", self.enabled)
@@ -213,6 +218,10 @@ class Speculation:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             low, high = self.prompt_lookup_min, self.prompt_lookup_max
             raise OptionError(f"prompt_lookup_min is {low}, above prompt_lookup_max, {high}.")
+        integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 2, 1024)
+        integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0)
+        number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0.0)
+        number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
         if not drafts:
             object.__setattr__(self, "enabled", False)
 
@@ -226,9 +235,9 @@ class Speculation:
         named = self.model is not None or self.draft_layers is not None
         if self.method == "auto" and named:
             object.__setattr__(self, "method", "draft_model")
-        if self.method == "ngram" and named:
+        if self.method in MODELLESS and named:
             option = "draft_layers" if self.model is None else "model"
-            raise OptionError(f"method 'ngram' drafts without {option}; leave it out, or use 'draft_model'.")
+            raise OptionError(f"method {self.method!r} drafts without {option}; leave it out, or use 'draft_model'.")
         if self.method == "draft_model" and not named:
             raise OptionError(
                 "method 'draft_model' needs a draft model: name one of the same tokenizer with model=..., "
@@ -303,7 +312,7 @@ def _follow(changes: dict[str, Any], base: Speculation) -> None:
         changes.setdefault("draft_layers", None)
     if changes.get("draft_layers") is not None:
         changes.setdefault("model", None)
-    if changes.get("method") in ("ngram", "auto"):
+    if changes.get("method") in ("auto", *MODELLESS):
         changes.setdefault("model", None)
         changes.setdefault("draft_layers", None)
     elif changes.get("model") is not None or changes.get("draft_layers") is not None:

@@ -35,14 +35,17 @@ class View:
 
     Attributes:
         id: the sequence.
-        tokens: the committed tokens, prompt included, the last of them the root of the next tree; not to be changed.
+        tokens: the committed tokens, prompt included, the last of them the root of the next tree; the sequence's own
+            list, which grows with it; not to be changed.
         draw: ``draw(logits, path)`` applies the request's rules and the noise that the verification rule demands to
             float32 [vocab] logits for the token after the drafted ``path``, and returns the token drawn.
+        cache_salt: the request's isolation key: what is learned from it may serve requests of the same key alone.
     """
 
     id: int
     tokens: Sequence[int]
     draw: Callable[[Tensor, Sequence[int]], int]
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.recycling import WIDTH, RecyclingDrafter
+from paceline.drafters.runs import BREADTH
+from paceline.drafters.suffix import SuffixDrafter
 from paceline.errors import DrafterError
 
 if TYPE_CHECKING:
@@ -37,6 +40,14 @@ class Surroundings:
     max_model_len: int
 
 
+@dataclass(frozen=True)
+class _Method:
+    """How a drafter is made, and from which options."""
+
+    make: Callable[[Speculation, Surroundings], Drafter]
+    options: tuple[str, ...]
+
+
 def create(speculation: Speculation, around: Surroundings) -> Drafter:
     """The drafter that ``speculation`` asks for.
 
@@ -44,7 +55,13 @@ def create(speculation: Speculation, around: Surroundings) -> Drafter:
         DrafterError: it does not fit the target.
         ModelError: the draft model cannot be loaded.
     """
-    return _METHODS[speculation.method](speculation, around)
+    return _METHODS[speculation.method].make(speculation, around)
+
+
+def recipe(speculation: Speculation) -> tuple[object, ...]:
+    """What the drafter that ``speculation`` asks for is made from: requests whose recipes are equal share it."""
+    method = _METHODS[speculation.method]
+    return (method.make, *(getattr(speculation, option) for option in method.options))
 
 
 def _ngram(speculation: Speculation, around: Surroundings) -> Drafter:
@@ -61,8 +78,41 @@ def _draft_model(speculation: Speculation, around: Surroundings) -> Drafter:
     return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len)
 
 
-_METHODS: dict[str, Callable[[Speculation, Surroundings], Drafter]] = {
-    "auto": _ngram,
-    "ngram": _ngram,
-    "draft_model": _draft_model,
+def _suffix(speculation: Speculation, around: Surroundings) -> Drafter:
+    return SuffixDrafter(
+        depth=speculation.suffix_decoding_max_tree_depth,
+        texts=speculation.suffix_decoding_max_cached_requests,
+        factor=speculation.suffix_decoding_max_spec_factor,
+        least=speculation.suffix_decoding_min_token_prob,
+        width=_width(speculation, BREADTH),
+    )
+
+
+def _recycling(speculation: Speculation, around: Surroundings) -> Drafter:
+    return RecyclingDrafter(around.target.vocab_size, width=_width(speculation, WIDTH))
+
+
+def _width(speculation: Speculation, most: int) -> int:
+    """The most children of a node, for a method that can draft trees of any width."""
+    if isinstance(speculation.tree, int):
+        return min(speculation.tree, most)
+    return 1 if speculation.tree == "none" else most
+
+
+_NGRAM = _Method(_ngram, ("prompt_lookup_min", "prompt_lookup_max"))
+_METHODS = {
+    "auto": _NGRAM,
+    "ngram": _NGRAM,
+    "draft_model": _Method(_draft_model, ("model", "draft_layers")),
+    "suffix": _Method(
+        _suffix,
+        (
+            "tree",
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        ),
+    ),
+    "recycling": _Method(_recycling, ("tree",)),
 }
