@@ -128,16 +128,18 @@ def test_one_noise_for_all_purposes_is_caught(rule: str, shape: Shape, monkeypat
 def test_noise_of_the_tokens_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule block looks at drafts that it then does not commit; the next round must not meet their noise again."""
 
-    class ByPlace(Noise):
+    right = Noise
+
+    class ByPlace(right):  # type: ignore[valid-type, misc]
         def __init__(self, seed: int, choice: int, position: int) -> None:
             super().__init__(seed, choice, position)
-            self._at = lambda node: Noise(seed, choice, position + node)
+            self._rounds = [right(seed, choice, position + depth) for depth in range(4)]
 
         def children(self, node: int, q: Row, count: int) -> list[int]:
-            return self._at(node).children(0, q, count)
+            return self._rounds[node].children(0, q, count)
 
         def accept(self, node: int, chance: float | Fraction) -> bool:
-            return self._at(node).accept(0, chance)
+            return self._rounds[node].accept(0, chance)
 
     monkeypatch.setattr("tests.test_acceptance_noise.Noise", ByPlace)
     assert not fits(*counted("block", chain(3), 25_000))
