@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.batch import Rows
 from paceline.drafters import Outcome, View
-from paceline.errors import DrafterError
+from paceline.errors import DrafterError, PacelineError
 from paceline.pacer import Pacer
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.text import Detokenizer
 
 log = logging.getLogger(__name__)
+NOTHING = Verdict([], [], False, [], [])
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Engine:
         self._lag = lag
         self._slabs = [pool.slab for pool in self.pools]
         self._passes: deque[_Pass] = deque()
+        self._stepping = False
+        self._left: list[tuple[Sequence, str]] = []
         self._ids = count()
 
     def add(self, request: Request, rules: LogitRules, text: Detokenizer, drafter: Drafter | None = None) -> Sequence:
@@ -122,11 +125,16 @@ class Engine:
             except Exception:
                 log.exception("the drafter %s failed to start; the request goes on without it", drafter.name)
                 self._part(sequence)
+            except BaseException as error:
+                self._fail(sequence, error)
+                raise
         return sequence
 
     def cancel(self, sequence: Sequence, reason: str = "abort") -> None:
-        """End a sequence now and free all that it holds."""
-        if sequence.finish_reason is None:
+        """End a sequence and free all that it holds: now, or where a step is in the middle of it, with that step."""
+        if self._stepping:
+            self._left.append((sequence, reason))
+        elif sequence.finish_reason is None:
             self._finish(sequence, reason)
 
     @property
@@ -136,15 +144,21 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Plan, propose, verify, commit; returns the sequences that the host has news of.
 
-        Raises whatever the target, or a request's rules, raise: a step that breaks off leaves what it worked on half
-        committed, so every running sequence has then ended with "abort".
+        A request whose rules leave no token, or whose logits are no numbers, ends alone, with its ``error``. What the
+        target raises is raised: such a step leaves what it worked on half committed, so every running sequence has
+        then ended with that ``error``.
         """
         try:
+            self._stepping = True
             return self._step()
-        except BaseException:
+        except BaseException as error:
             for sequence in list(self.scheduler.running):
-                self.cancel(sequence)
+                self._fail(sequence, error)
             raise
+        finally:
+            self._stepping = False
+            while self._left:
+                self.cancel(*self._left.pop())
 
     def _step(self) -> list[Sequence]:
         started = self.clock()
@@ -251,28 +265,47 @@ class Engine:
         row = 0
         for decode in decodes:
             sequence, nodes = decode.sequence, len(decode.tree)
-            verdict = self.verifier.accept(sequence, decode.tree, scores.logits[row : row + nodes])
+            verdict = self._judge(sequence, decode.tree, scores.logits[row : row + nodes])
             row += nodes
+            done.decodes.append((decode, verdict))
+            if sequence.error is not None:
+                continue
             for table in sequence.tables:
                 table.commit(sequence.filled, verdict.path)
             sequence.filled += len(verdict.path)
             sequence.tokens += verdict.tokens
-            done.decodes.append((decode, verdict))
         for piece in pieces:
             sequence, scored = piece.sequence, piece.scored
             logits = scores.logits[row : row + scored]
             row += scored
             sequence.filled += piece.rows
-            if sequence.request.sampling.prompt_logprobs is not None:
-                sequence.score_prompt(piece, logits)
-            if piece.ends_prompt and sequence.request.limit > sequence.prompt_length:
-                last = TokenTree.root(sequence.tokens[-1])
-                verdict = self.verifier.accept(sequence, last, logits[scored - 1 :])
-                sequence.tokens += verdict.tokens
+            verdict = self._judge_piece(piece, logits)
+            if piece.ends_prompt or sequence.error is not None:
                 done.firsts.append((piece, verdict))
-            elif piece.ends_prompt:
-                done.firsts.append((piece, Verdict([0], [], False, [], [])))
+            if sequence.error is None:
+                sequence.tokens += verdict.tokens
         return done
+
+    def _judge(self, sequence: Sequence, tree: TokenTree, logits: Tensor) -> Verdict:
+        """What is accepted of a tree. A sequence of which nothing can be said ends here, and its neighbours go on."""
+        try:
+            return self.verifier.accept(sequence, tree, logits)
+        except PacelineError as error:
+            self._fail(sequence, error)
+            return NOTHING
+
+    def _judge_piece(self, piece: Piece, logits: Tensor) -> Verdict:
+        """Score what is asked for of a prompt, and draw the token behind its end where one may follow."""
+        sequence = piece.sequence
+        if sequence.request.sampling.prompt_logprobs is not None:
+            try:
+                sequence.score_prompt(piece, logits)
+            except PacelineError as error:
+                self._fail(sequence, error)
+                return NOTHING
+        if piece.ends_prompt and sequence.request.limit > sequence.prompt_length:
+            return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[piece.scored - 1 :])
+        return NOTHING
 
     def _observe(self, done: _Pass, pieces: Seq[Piece], scores: Scores) -> None:
         """Tell every drafter what was committed."""
@@ -352,6 +385,8 @@ class Engine:
         if not plan.pieces:
             self.pacer.learn_step(sum(len(d.tree) for d, _ in done.decodes), verify + sample)
         for decode, verdict in done.decodes:
+            if decode.sequence.error is not None:
+                continue
             self.pacer.learn_outcome(decode.sequence.id, len(verdict.path) - 1, verdict.missed)
 
     def _deliver(self, done: _Pass) -> list[Sequence]:
@@ -369,6 +404,8 @@ class Engine:
                 missed = verdict.missed and emitted > accepted
                 sequence.record.judge(len(decode.tree) - 1, accepted, missed)
                 news.append(sequence)
+            elif sequence.error is not None:
+                news.append(sequence)
         for piece, verdict in done.firsts:
             sequence = piece.sequence
             sequence.in_flight -= 1
@@ -376,6 +413,8 @@ class Engine:
                 self._emit(sequence, TokenTree.root(sequence.request.prompt[-1]), verdict, 0)
                 if sequence.delivered >= sequence.request.limit and sequence.finish_reason is None:
                     self._finish(sequence, "length")
+                news.append(sequence)
+            elif sequence.error is not None:
                 news.append(sequence)
         return news
 
@@ -403,6 +442,12 @@ class Engine:
         self.scheduler.remove(sequence)
         self.pacer.release(sequence.id)
         self._release(sequence)
+
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
+        """End a sequence for what it, or the step, has met; it may be half ended already."""
+        sequence.error = error
+        self._finish(sequence, sequence.finish_reason or "abort")
+        sequence.drafter = None
 
     def _view(self, sequence: Sequence) -> View:
         return View(sequence.id, sequence.tokens, sequence.choose)

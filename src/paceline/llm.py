@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from torch import Tensor
 
 from paceline.chat import ChatTemplate
 from paceline.completion import Chunk, Completion
@@ -24,9 +26,10 @@ from paceline.targets.load import load
 from paceline.targets.vocabulary import compare_vocabularies
 from paceline.text import Detokenizer, Tokenizer
 from paceline.tree import MAX_NODES
+from paceline.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline.drafters import Drafter
     from paceline.options import SpeculationLike
@@ -43,7 +46,7 @@ _CACHE_SHARE = 4  # the cache takes at most this part of the free memory
 
 
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate. Threads may share it: their requests ride together.
 
     Args:
         model: ``smollm2-135m``, a Hugging Face repository id, a local folder, or a GGUF file.
@@ -82,6 +85,7 @@ class LLM:
         self._draft_pools: list[PagePool] = []
         self._draft_bytes = 0
         self._drafters: dict[tuple[object, ...], Drafter] = {}
+        self._turns = Turns()
         self._pages = self._cache_pages()
         self.engine = Engine(
             self.loaded.decoder,
@@ -189,11 +193,12 @@ class LLM:
         Raises:
             RequestError: requests are still running.
         """
-        if not self.engine.idle:
-            raise RequestError("what drafters learn can be forgotten only while no request is running.")
-        self._drafters.clear()
-        self._draft_pools.clear()
-        self.engine.pacer = Pacer()
+        with self._turns:
+            if not self.engine.idle:
+                raise RequestError("what drafters learn can be forgotten only while no request is running.")
+            self._drafters.clear()
+            self._draft_pools.clear()
+            self.engine.pacer = Pacer()
 
     @property
     def notes(self) -> list[str]:
@@ -230,11 +235,12 @@ class LLM:
             list of n in place of each.
 
         Raises:
-            RequestError: a prompt is empty, too long, or holds ids out of range.
+            RequestError: a prompt is empty, too long, no text, or holds ids out of range; or the rules of
+                ``sampling`` leave no token to go on with.
             OptionError: the speculation asked for is not to be had.
+            ModelError: the model's logits are not numbers.
         """
-        single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int)
-        each: list[Any] = [prompts] if single else list(prompts)
+        each, single = _prompts(prompts)
         answers = self._run([self._encode(prompt) for prompt in each], sampling, speculation, origins)
         return answers[0] if single else answers
 
@@ -287,16 +293,17 @@ class LLM:
     ) -> Iterator[Chunk]:
         """Queue the request when the first chunk is asked for, so that a stream never begun holds nothing."""
         (running,) = self._add(prompt, sampling, speculation, origins)
-        given = 0
+        given, going = 0, True
         try:
-            while running.finish_reason is None:
-                self.engine.step()
-                chunk = Chunk.of(running, given)
+            while going:
+                with self._turns:
+                    going = self._step([running])
+                    chunk = Chunk.of(running, given)
                 given += len(chunk.token_ids)
-                if chunk.token_ids or chunk.completion is not None:
+                if chunk.token_ids or not going:
                     yield chunk
         finally:
-            self.engine.cancel(running)
+            self._cancel([running])
 
     def submit(
         self,
@@ -329,26 +336,45 @@ class LLM:
         try:
             for prompt in prompts:
                 groups.append(self._add(prompt, sampling, speculation, origins))
-            while any(running.finish_reason is None for group in groups for running in group):
-                self.engine.step()
+            every = [running for group in groups for running in group]
+            going = bool(every)
+            while going:
+                with self._turns:
+                    going = self._step(every)
         finally:
-            for group in groups:
-                for running in group:
-                    self.engine.cancel(running)
+            self._cancel([running for group in groups for running in group])
         answers = [[Completion.of(running) for running in group] for group in groups]
         return answers if sampling.n > 1 else [answer for (answer,) in answers]
 
+    def _step(self, every: Sequence[Running]) -> bool:
+        """Go one step on, unless another caller has brought ``every`` one to its end; returns whether any goes on.
+
+        Raises what broke one of them off.
+        """
+        if any(running.finish_reason is None for running in every):
+            self.engine.step()
+        for running in every:
+            if running.error is not None:
+                raise running.error
+        return any(running.finish_reason is None for running in every)
+
+    def _cancel(self, every: Sequence[Running]) -> None:
+        with self._turns:
+            for running in every:
+                self.engine.cancel(running)
+
     def _sampling(self, sampling: Sampling | None) -> Sampling:
-        """The settings asked for, or without any those that the model comes with."""
+        """The settings asked for, or without any those that the model comes with.
+
+        Raises:
+            OptionError: they are of another type.
+        """
+        if not isinstance(sampling, Sampling | None):
+            raise OptionError(f"sampling is given as Sampling(temperature=...), not as {type(sampling).__name__}.")
         return sampling if sampling is not None and sampling.given else self.default_sampling
 
     def _encode(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = list(prompt)
-            self.tokenizer.check(ids)
-        return ids
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.check(prompt)
 
     def _add(
         self,
@@ -361,30 +387,35 @@ class LLM:
         """Queue the choices of one prompt, after every check that can fail."""
         self._check_length(prompt, sampling)
         spec = Speculation.parse(speculation, self.speculation)
-        if not spec.enabled:
-            drafter = None
-        elif drafter is None:
-            drafter = self.drafter(spec)
         wanted = self.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         stop_ids = frozenset(sampling.stop_token_ids) | (
             frozenset() if sampling.ignore_eos else frozenset(self.tokenizer.eos_ids)
         )
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        first = Request(
+            prompt=tuple(prompt),
+            sampling=sampling,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            choice=0,
+            stop_ids=stop_ids,
+            limit=min(wanted, self.max_model_len),
+            speculation=spec,
+            piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
+            origins=origins,
+        )
         rules = self._rules(sampling, prompt)
-        added = []
-        for choice in range(sampling.n):
-            request = Request(
-                prompt=tuple(prompt),
-                sampling=sampling,
-                seed=seed,
-                choice=choice,
-                stop_ids=stop_ids,
-                limit=min(wanted, self.max_model_len),
-                speculation=spec,
-                piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
-                origins=origins,
-            )
-            added.append(self.engine.add(request, rules, self._detokenizer(request), drafter))
+        added: list[Running] = []
+        with self._turns:
+            if not spec.enabled:
+                drafter = None
+            elif drafter is None:
+                drafter = self.drafter(spec)
+            try:
+                for choice in range(sampling.n):
+                    request = replace(first, choice=choice)
+                    added.append(self.engine.add(request, rules, self._detokenizer(request), drafter))
+            except BaseException:
+                self._cancel(added)
+                raise
         return added
 
     def _check_length(self, prompt: list[int], sampling: Sampling) -> None:
@@ -416,6 +447,16 @@ class LLM:
             min_tokens=sampling.min_tokens,
             context=request.prompt,
         )
+
+
+def _prompts(prompts: Any) -> tuple[list[Any], bool]:
+    """The prompts one by one, and whether there was only one, not in a list."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts], True
+    each = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
+    if each and isinstance(each[0], Iterable):
+        return each, False
+    return [each], True
 
 
 def _mib(size: int) -> str:

@@ -53,7 +53,7 @@ class Sequence:
     ``tokens`` and ``filled`` are the contents that passes work on: the committed tokens, prompt included, and how
     many of them have keys in the cache. The host may lag behind them: ``planned`` is how many rows of the prompt
     have been planned, ``delivered`` how many tokens it has taken over, and ``in_flight`` the most that passes it has
-    not heard of yet may add.
+    not heard of yet may add. ``error`` is why a sequence broke off, for the one that asked for it.
     """
 
     id: int
@@ -71,6 +71,7 @@ class Sequence:
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob | None] = field(default_factory=lambda: [None])
     finish_reason: str | None = None
+    error: BaseException | None = None
 
     @property
     def prompt_length(self) -> int:

@@ -47,7 +47,7 @@ class Sampling(Filter):
         top_p: the share of the mass to choose from, 0 (the most likely token) to 1 (off).
         min_p: the least probability, as a share of the highest, 0 (off) to 1.
         repetition_penalty: logits of tokens in prompt or output are divided by it where positive, multiplied
-            where negative (arXiv 1909.05858, section 4.1); 1 is off.
+            where negative (arXiv 1909.05858, section 4.1); 0.01 to 100, 1 is off.
         presence_penalty: subtracted from logits of tokens in the output, -2 to 2.
         frequency_penalty: subtracted for each time that the token is in the output, -2 to 2.
         logit_bias: added to the logits of these ids, -100 to 100.
@@ -106,10 +106,7 @@ class Sampling(Filter):
         object.__setattr__(self, name, value)
 
     def _check_penalties(self) -> None:
-        repetition = number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
-        if repetition == 0.0:
-            raise OptionError("repetition_penalty is 0; it must be above 0, and 1 is off.")
-        self._set("repetition_penalty", repetition)
+        self._set("repetition_penalty", number("repetition_penalty", self.repetition_penalty, 0.01, 100.0))
         for name in ("presence_penalty", "frequency_penalty"):
             self._set(name, number(name, getattr(self, name), -2.0, 2.0))
 

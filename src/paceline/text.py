@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Iterable, Mapping
 from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import RequestError, TokenizerError
@@ -78,8 +80,14 @@ class Tokenizer:
 
         ``add_special_tokens`` begins a plain prompt with ``bos_id`` where the model expects that and the text
         does not do so itself; a rendered chat template needs nothing added.
+
+        Raises:
+            RequestError: the text cannot be written in UTF-8.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise RequestError("the text holds what is no character (bytes that are not UTF-8): take it out.") from None
         if add_special_tokens and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
@@ -100,13 +108,28 @@ class Tokenizer:
         """A token for display, alone; a part of a character is U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
-    def check(self, ids: Sequence[int]) -> None:
-        """Raises RequestError where an id is not in the vocabulary."""
-        for place, token in enumerate(ids):
-            if not 0 <= token < self._size:
-                raise RequestError(
-                    f"token id {token} at place {place} is not in the vocabulary: ids go from 0 to {self._size - 1}."
-                )
+    def check(self, ids: object) -> list[int]:
+        """A prompt's ids as plain integers; those of arrays are welcome too.
+
+        Raises:
+            RequestError: it is no list, or an id in it is no whole number or not in the vocabulary.
+        """
+        if isinstance(ids, str | bytes | bytearray | Mapping) or not isinstance(ids, Iterable):
+            raise RequestError(f"a prompt is a text or a list of token ids, not of type {type(ids).__name__}.")
+        return [self._whole(place, token) for place, token in enumerate(ids)]
+
+    def _whole(self, place: int, value: Any) -> int:
+        try:
+            token = index(value)
+        except TypeError:
+            token = None
+        if token is None or isinstance(value, bool):
+            raise RequestError(f"token id {value!r} at place {place} is not a whole number.")
+        if not 0 <= token < self._size:
+            raise RequestError(
+                f"token id {token} at place {place} is not in the vocabulary: ids go from 0 to {self._size - 1}."
+            )
+        return token
 
     def _spell(self, token: int) -> bytes:
         name = self.backend.id_to_token(token)
