@@ -108,7 +108,7 @@ class Script:
                 text.finish()
                 completion = Completion(text.text, tokens, "length", None, prompt, None, record, text.token_offsets)
             shown = None if record.origins is None else [origin.origin for origin in record.origins[start:]]
-            yield Chunk(text.delta(), new, text.offsets(start), shown, completion)
+            yield Chunk(text.delta(), new, text.offsets(start), shown, completion, record)
 
 
 @pytest.fixture
@@ -377,6 +377,7 @@ def test_an_interrupt_keeps_what_was_produced(script: Script, capsys: pytest.Cap
     assert main(["generate", "x", "-q", "--json"]) == 130
     shown = json.loads(capsys.readouterr().out)
     assert (shown["text"], shown["finish_reason"], shown["completion_tokens"]) == (ANSWER[:4], "abort", 4)
+    assert (shown["speculation"]["steps"], shown["speculation"]["accepted"]) == (1, 2)
 
 
 def test_an_interrupt_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,7 @@ class Chunk:
         offsets: for each of them the length of the whole text after it.
         origins: for each of them a drafter's name or "target", where asked for.
         completion: the whole answer, in the last chunk alone.
+        record: what speculation did so far.
     """
 
     text: str
@@ -69,6 +70,7 @@ class Chunk:
     offsets: list[int]
     origins: list[str] | None
     completion: Completion | None
+    record: SpeculationRecord
 
     @classmethod
     def of(cls, running: Sequence, given: int) -> Chunk:
@@ -80,4 +82,5 @@ class Chunk:
             offsets=running.text.offsets(given),
             origins=None if origins is None else [origin.origin for origin in origins[given:]],
             completion=None if running.finish_reason is None else Completion.of(running),
+            record=running.record,
         )

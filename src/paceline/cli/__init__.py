@@ -9,7 +9,9 @@ import errno
 import os
 import sys
 import traceback
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +20,7 @@ from typer.core import TyperGroup
 from paceline.errors import OptionError, PacelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 VERBS = {
     "generate": "Continue a prompt, with speculation or without.",
@@ -61,10 +63,28 @@ def command() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    with _streams():
+        return _main(arguments)
+
+
+@contextmanager
+def _streams() -> Iterator[None]:
+    """Standard streams that can be used: one that the caller closed reads nothing, and nobody reads it."""
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    with ExitStack() as stack:
+        for name in closed:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, stack.enter_context(Path(os.devnull).open(mode, encoding="utf-8")))
+        yield
+    for name in closed:
+        setattr(sys, name, None)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     settings: dict[str, Any] = {}
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "backslashreplace")
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
         code = command().main(args=given or ["--help"], prog_name="paceline", standalone_mode=False, obj=settings)
@@ -104,6 +124,8 @@ def _report(error: Exception) -> int:
         print(f"paceline: {getattr(error, 'format_message')()}", file=sys.stderr)  # noqa: B009
     elif isinstance(error, PacelineError):
         print(f"paceline: {error}", file=sys.stderr)
+    elif isinstance(error, OSError) and error.strerror:
+        print(f"paceline: {error.filename or 'the output'}: {error.strerror}.", file=sys.stderr)
     elif not isinstance(error, typer.Abort):
         print(
             f"paceline: {type(error).__name__}: {error} (this should not happen: --debug shows where)",

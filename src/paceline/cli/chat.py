@@ -23,7 +23,7 @@ from paceline.cli.model import (
 from paceline.cli.output import tell
 from paceline.cli.paint import Painter
 from paceline.cli.report import Run, details, summary
-from paceline.errors import ContextLengthError, OptionError
+from paceline.errors import ContextLengthError, OptionError, RequestError
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 from paceline.targets.hub import DEFAULT_MODEL
@@ -99,7 +99,7 @@ class Conversation:
         """Stream the answer to a message. What an interrupt leaves of it stays in the conversation.
 
         Raises:
-            ContextLengthError: the conversation does not fit; the message is then forgotten.
+            RequestError: the conversation does not fit, or holds what is no text; the message is then forgotten.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         stream = self._llm.stream(
@@ -170,6 +170,8 @@ def _answer(conversation: Conversation, line: str) -> None:
             conversation.say(line)
         except ContextLengthError as error:
             tell(f"{error} Or /clear the conversation.")
+        except RequestError as error:
+            tell(str(error))
 
 
 def _prompt() -> str:

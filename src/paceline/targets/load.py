@@ -213,11 +213,11 @@ def _mapped(entry: Path, max_model_len: int | None) -> tuple[ModelSpec, Mapping[
 
 def _convert(located: hub.Located, dtype: Format, entry: Path, progress: bool) -> None:
     """Make the converted form in a folder beside its place, and move it there when it is whole."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
+    hub.make_folder(entry.parent)
     _remove_abandoned(entry.parent)
     spec, source, parts, short = _read(located)
     partial = entry.with_name(f".{entry.name}.{os.getpid()}")
-    partial.mkdir()
+    hub.make_folder(partial)
     try:
         with _bar(f"converting {located.name} to {dtype}", progress) as advance:
             convert(spec, source, dtype, partial / _WEIGHTS, advance, short)
