@@ -7,7 +7,6 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.test_cli import ANSWER, Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from paceline import LLM
 
