@@ -113,8 +113,8 @@ def test_whole_answers_have_the_targets_distribution(rule: str, shape: Shape) ->
 @pytest.mark.long
 @pytest.mark.parametrize(("rule", "shape"), ANSWERS)
 def test_whole_answers_have_the_targets_distribution_closely(rule: str, shape: Shape) -> None:
-    """50,000 seeds find a total variation of 0.02."""
-    assert fits(*counted(rule, shape, 50_000))
+    """20,000 seeds find a total variation of 0.035."""
+    assert fits(*counted(rule, shape, 20_000))
 
 
 @pytest.mark.parametrize(("rule", "shape"), ANSWERS)
