@@ -132,6 +132,20 @@ def test_what_was_seen_last_counts_and_nothing_is_proposed_for_what_was_not() ->
     assert len(proposed(drafter, 99, 63)) == 1
 
 
+def test_a_prompt_says_what_follows_where_nothing_was_known() -> None:
+    drafter = RecyclingDrafter(100)
+    drafter.start(view([3, 0]), 0)
+    seen(drafter, [((), range(10, 18))], 5)
+    drafter.observe([Outcome(0, 0, [5, 6, 7, 0, 6], 0, 8)])
+    drafter.observe([Outcome(0, 5, [8, 9], 0, None)])
+    drafter.observe([Outcome(0, 7, [9], 0, None)])
+    assert proposed(drafter, 5, 1).tokens == [5, 10]
+    # Of two places the later one counts; the last token of a prompt has no successor yet.
+    assert proposed(drafter, 7, 63).tokens == [7, 0, 6, 8, 9]
+    seen(drafter, [((), range(20, 28))], 6)
+    assert proposed(drafter, 6, 8).tokens[1:] == list(range(20, 28))
+
+
 def test_the_table_outlives_requests_and_serves_forks() -> None:
     drafter = RecyclingDrafter(100)
     full(drafter, 100)

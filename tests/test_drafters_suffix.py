@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import LLM, Sampling
+from paceline import LLM, OptionError, Sampling
 from paceline.drafters import Outcome, View
 from paceline.drafters.runs import Runs, chain
 from paceline.drafters.suffix import Answers, SuffixDrafter
@@ -380,4 +380,34 @@ def test_not_one_token_of_the_default_model_differs(llm: LLM, tree: str) -> None
             drafted = llm.generate(prompts, sampling, speculation=method)
             assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
         assert all(a.record.accepted for a in drafted)  # by now it knows the whole answer
+    llm.forget()
+
+
+@pytest.mark.parametrize("method", ["suffix", "recycling"])
+def test_what_is_learned_serves_its_own_key_alone_until_it_is_forgotten(llm: LLM, method: str) -> None:
+    """Seen from outside: a prompt whose answer is known is drafted from its first step, for one key only."""
+    llm.forget()
+    prompt, sampling = "The rain fell on the", Sampling(temperature=0.0, max_tokens=24)
+    options = {"method": method, "num_speculative_tokens": 8, "adaptive": False}
+
+    def accepted(salt: str | None) -> int:
+        return int(llm.generate(prompt, sampling, speculation=options, cache_salt=salt).record.accepted)
+
+    first = accepted("a")
+    known = accepted("a")
+    assert known > first
+    assert accepted("b") == accepted(None) == first
+    assert accepted("b") > first
+    stream = llm.stream(prompt, sampling, speculation=options, cache_salt="c")
+    assert [chunk.completion for chunk in stream][-1].record.accepted == first  # type: ignore[union-attr]
+    messages = [{"role": "user", "content": prompt}]
+    for _ in range(2):
+        assert llm.chat(messages, sampling, speculation=options, cache_salt="d").record.drafted
+    (running,) = llm.submit(prompt, sampling, speculation=options, cache_salt="e")
+    assert running.request.cache_salt == "e"
+    llm.engine.cancel(running)
+    llm.forget()
+    assert accepted("a") == first
+    with pytest.raises(OptionError, match="cache_salt is a text, not 3"):
+        llm.generate(prompt, sampling, cache_salt=3)  # type: ignore[arg-type]
     llm.forget()

@@ -450,7 +450,7 @@ class Engine:
         sequence.drafter = None
 
     def _view(self, sequence: Sequence) -> View:
-        return View(sequence.id, sequence.tokens, sequence.choose)
+        return View(sequence.id, sequence.tokens, sequence.choose, sequence.request.cache_salt)
 
 
 def _features(sequence: Sequence) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.chat import ChatTemplate
 from paceline.completion import Chunk, Completion
-from paceline.drafters.methods import Surroundings, create
+from paceline.drafters.methods import Surroundings, create, recipe
 from paceline.engine import Engine
 from paceline.errors import ContextLengthError, DrafterError, OptionError, RequestError, ResourceError
 from paceline.options import Speculation, reject_unknown
@@ -169,13 +169,7 @@ class LLM:
             DrafterError: it does not fit the target.
             ModelError: the draft model cannot be loaded.
         """
-        key = (
-            speculation.method,
-            speculation.model,
-            speculation.draft_layers,
-            speculation.prompt_lookup_min,
-            speculation.prompt_lookup_max,
-        )
+        key = recipe(speculation)
         if key not in self._drafters:
             around = Surroundings(
                 target=self.loaded.decoder,
@@ -227,8 +221,13 @@ class LLM:
         *,
         speculation: SpeculationLike | Speculation = _AS_SET_UP,
         origins: bool = False,
+        cache_salt: str | None = None,
     ) -> Any:
         """Complete one prompt or a list of them, each a text or a list of token ids.
+
+        Args:
+            cache_salt: what drafters learn from these requests serves requests of the same key alone, so that no
+                text of others shows in their timing.
 
         Returns:
             One :class:`Completion`, or a list of them in the order of the prompts; for ``sampling.n`` above 1 a
@@ -241,7 +240,7 @@ class LLM:
             ModelError: the model's logits are not numbers.
         """
         each, single = _prompts(prompts)
-        answers = self._run([self._encode(prompt) for prompt in each], sampling, speculation, origins)
+        answers = self._run([self._encode(prompt) for prompt in each], sampling, speculation, origins, cache_salt)
         return answers[0] if single else answers
 
     def chat(
@@ -251,6 +250,7 @@ class LLM:
         *,
         speculation: SpeculationLike | Speculation = _AS_SET_UP,
         origins: bool = False,
+        cache_salt: str | None = None,
         **template: Any,
     ) -> Any:
         """Answer one conversation or a list of them; see :meth:`generate` for the rest.
@@ -260,7 +260,7 @@ class LLM:
         single = not messages or hasattr(messages[0], "keys")
         each = [messages] if single else list(messages)
         prompts = [self.chat_ids(conversation, **template) for conversation in each]  # type: ignore[arg-type]
-        answers = self._run(prompts, sampling, speculation, origins)
+        answers = self._run(prompts, sampling, speculation, origins, cache_salt)
         return answers[0] if single else answers
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
@@ -274,6 +274,7 @@ class LLM:
         *,
         speculation: SpeculationLike | Speculation = _AS_SET_UP,
         origins: bool = False,
+        cache_salt: str | None = None,
     ) -> Iterator[Chunk]:
         """Complete one prompt step by step. Leaving the iterator stops the request and frees all that it holds.
 
@@ -286,13 +287,18 @@ class LLM:
             raise OptionError(f"a stream has one answer; n is {sampling.n}.")
         ids = self._encode(prompt)
         self._check_length(ids, sampling)
-        return self._follow(ids, sampling, Speculation.parse(speculation, self.speculation), origins)
+        return self._follow(ids, sampling, Speculation.parse(speculation, self.speculation), origins, cache_salt)
 
     def _follow(
-        self, prompt: list[int], sampling: Sampling, speculation: Speculation, origins: bool
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        speculation: Speculation,
+        origins: bool,
+        cache_salt: str | None,
     ) -> Iterator[Chunk]:
         """Queue the request when the first chunk is asked for, so that a stream never begun holds nothing."""
-        (running,) = self._add(prompt, sampling, speculation, origins)
+        (running,) = self._add(prompt, sampling, speculation, origins, cache_salt)
         given, going = 0, True
         try:
             while going:
@@ -313,6 +319,7 @@ class LLM:
         speculation: SpeculationLike | Speculation = _AS_SET_UP,
         drafter: Drafter | None = None,
         origins: bool = False,
+        cache_salt: str | None = None,
     ) -> list[Running]:
         """Queue one prompt; its ``n`` answers grow with every step of ``engine``.
 
@@ -322,7 +329,7 @@ class LLM:
         Raises:
             RequestError: as for :meth:`generate`.
         """
-        return self._add(self._encode(prompt), self._sampling(sampling), speculation, origins, drafter)
+        return self._add(self._encode(prompt), self._sampling(sampling), speculation, origins, cache_salt, drafter)
 
     def _run(
         self,
@@ -330,12 +337,13 @@ class LLM:
         sampling: Sampling | None,
         speculation: SpeculationLike | Speculation,
         origins: bool,
+        cache_salt: str | None,
     ) -> list[Any]:
         sampling = self._sampling(sampling)
         groups: list[list[Running]] = []
         try:
             for prompt in prompts:
-                groups.append(self._add(prompt, sampling, speculation, origins))
+                groups.append(self._add(prompt, sampling, speculation, origins, cache_salt))
             every = [running for group in groups for running in group]
             going = bool(every)
             while going:
@@ -382,10 +390,13 @@ class LLM:
         sampling: Sampling,
         speculation: SpeculationLike | Speculation,
         origins: bool,
+        cache_salt: str | None,
         drafter: Drafter | None = None,
     ) -> list[Running]:
         """Queue the choices of one prompt, after every check that can fail."""
         self._check_length(prompt, sampling)
+        if not isinstance(cache_salt, str | None):
+            raise OptionError(f"cache_salt is a text, not {cache_salt!r}.")
         spec = Speculation.parse(speculation, self.speculation)
         wanted = self.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         stop_ids = frozenset(sampling.stop_token_ids) | (
@@ -401,6 +412,7 @@ class LLM:
             speculation=spec,
             piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
             origins=origins,
+            cache_salt=cache_salt,
         )
         rules = self._rules(sampling, prompt)
         added: list[Running] = []

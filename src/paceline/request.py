@@ -33,6 +33,7 @@ class Request:
         speculation: how to draft for it.
         piece_limit: the most rows of the prompt that one pass may take.
         origins: whether to note where each token came from.
+        cache_salt: what drafters learn from this request serves requests of the same key alone.
     """
 
     prompt: tuple[int, ...]
@@ -44,6 +45,7 @@ class Request:
     speculation: Speculation
     piece_limit: int
     origins: bool = False
+    cache_salt: str | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -102,12 +102,19 @@ class RecyclingDrafter:
         return 0
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Write the successors of every scored row's token over what was known of it."""
+        """Write the successors of every scored row's token over what was known of it.
+
+        Of a prompt, whose rows are not scored, the token that follows each is noted where nothing was known.
+        """
         for outcome in outcomes:
+            table = self._table(self._keys[outcome.id])
             if outcome.scored:
                 tokens = [path[-1] if path else outcome.rows[0] for path, _ in outcome.scored]
-                best = torch.stack([ids for _, ids in outcome.scored]).numpy()
-                self._table(self._keys[outcome.id])[tokens] = best
+                table[tokens] = torch.stack([ids for _, ids in outcome.scored]).numpy()
+            else:
+                text = np.array([*outcome.rows, *([] if outcome.token is None else [outcome.token])])
+                new = np.flatnonzero(table[text[:-1], 0] == self._vocab_size)
+                table[text[new], 0] = text[new + 1]
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
         return [self._tree(view, budget) for view, budget in zip(views, budgets, strict=True)]
