@@ -89,6 +89,7 @@ def test_zig_builds_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """Every path of the library that the ziglang wheel builds gives the numbers of the system's compiler."""
     ids = [1, 2, 3, 4, 5]
     expected = Cache(tiny_decoder(tiny_spec(), "int8")).run(piece(0, ids)).logits
+    path = kernels.describe()["path"]
     command = (sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline", "-fno-sanitize=undefined")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "compilers", lambda: iter([command]))
@@ -96,6 +97,7 @@ def test_zig_builds_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     try:
         decoder = tiny_decoder(tiny_spec(), "int8")
         assert "ziglang" in kernels.describe()["compiler"]
+        assert kernels.describe()["path"] == path
         assert torch.allclose(Cache(decoder).run(piece(0, ids)).logits, expected, atol=1e-4)
     finally:
         kernels.library.cache_clear()

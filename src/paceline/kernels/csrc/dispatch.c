@@ -2,30 +2,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu.h"
 #include "paceline.h"
 
 extern const pl_path pl_path_portable;
 #if defined(__x86_64__)
 extern const pl_path pl_path_avx512, pl_path_avx2;
-
-static int has_avx512(void)
-{
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
-}
-
-static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #endif
 
 /* The path of that name, or with "" the best that the processor runs; NULL if it runs no such path. */
 const pl_path *pl_find_path(const char *name)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (has_avx512() && (!*name || !strcmp(name, pl_path_avx512.name)))
+    const int cpu = pl_cpu();
+    if (cpu >= PL_CPU_VNNI && (!*name || !strcmp(name, pl_path_avx512.name)))
         return &pl_path_avx512;
-    if (has_avx2() && (!*name || !strcmp(name, pl_path_avx2.name)))
+    if (cpu >= PL_CPU_AVX2 && (!*name || !strcmp(name, pl_path_avx2.name)))
         return &pl_path_avx2;
 #endif
     return !*name || !strcmp(name, pl_path_portable.name) ? &pl_path_portable : NULL;

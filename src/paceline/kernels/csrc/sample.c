@@ -3,6 +3,7 @@
  * order. What is only a bound (which tokens could still win, where to look for candidates) may be rough.
  *
  * The loops are plain C that compilers turn into vectors, compiled once for each path below. */
+#include "cpu.h"
 #include "sample.h"
 
 #include <float.h>
@@ -476,10 +477,8 @@ PATH(avx512, __attribute__((target(AVX512))))
 int32_t pl_sample_path(void)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512vl"))
-        return 2;
-    return __builtin_cpu_supports("avx2") ? 1 : 0;
+    const int cpu = pl_cpu();
+    return cpu >= PL_CPU_AVX512 ? 2 : cpu >= PL_CPU_AVX2 ? 1 : 0;
 #else
     return 0;
 #endif
