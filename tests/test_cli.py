@@ -107,7 +107,7 @@ class Script:
             if given == len(tokens):
                 text.finish()
                 completion = Completion(text.text, tokens, "length", None, prompt, None, record, text.token_offsets)
-            shown = None if record.origins is None else [origin.origin for origin in record.origins[start:]]
+            shown = ["ngram" if place + 1 < len(new) else "target" for place in range(len(new))]
             yield Chunk(text.delta(), new, text.offsets(start), shown, completion, record)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.targets.decoder import Decoder
 
 PROMPTS = ([5, 9, 2, 77, 31, 8, 40, 41, 42, 43, 44, 45, 3], [7], [60, 61] * 9)
-SETTINGS: tuple[dict[str, float], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4})
+SETTINGS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4})
 
 
 def half_right(answers: Seq[Seq[int]]) -> Callable[[Seq[int], int], list[int]]:

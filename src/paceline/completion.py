@@ -60,7 +60,7 @@ class Chunk:
             beginning of a stop string are held back.
         token_ids: the step's tokens.
         offsets: for each of them the length of the whole text after it.
-        origins: for each of them a drafter's name or "target", where asked for.
+        origins: for each of them a drafter's name or "target".
         completion: the whole answer, in the last chunk alone.
         record: what speculation did so far.
     """
@@ -68,19 +68,18 @@ class Chunk:
     text: str
     token_ids: list[int]
     offsets: list[int]
-    origins: list[str] | None
+    origins: list[str]
     completion: Completion | None
     record: SpeculationRecord
 
     @classmethod
     def of(cls, running: Sequence, given: int) -> Chunk:
         """What a sequence has gained since its first ``given`` tokens."""
-        origins = running.record.origins
         return cls(
             text=running.text.delta(),
             token_ids=running.output[given:],
             offsets=running.text.offsets(given),
-            origins=None if origins is None else [origin.origin for origin in origins[given:]],
+            origins=running.sources[given:],
             completion=None if running.finish_reason is None else Completion.of(running),
             record=running.record,
         )

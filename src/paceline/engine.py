@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
+
+import torch
 
 from paceline.batch import Rows
 from paceline.drafters import Outcome, View
@@ -20,7 +23,7 @@ from paceline.tree import TokenTree
 from paceline.verify import Chooser, Verdict, Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Seq
 
     from torch import Tensor
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     from paceline.text import Detokenizer
 
 log = logging.getLogger(__name__)
-NOTHING = Verdict([], [], False, [], [])
 
 
 @dataclass(frozen=True)
@@ -164,13 +166,15 @@ class Engine:
         started = self.clock()
         plan = self.scheduler.plan()
         if plan:
-            decodes = self._propose(plan)
+            with _one_torch_thread():
+                decodes = self._propose(plan)
             proposed = self.clock()
             scores = self._forward(decodes, plan.pieces)
             scored = self.clock()
-            done = self._accept(decodes, plan.pieces, scores)
-            accepted = self.clock()
-            self._observe(done, plan.pieces, scores)
+            with _one_torch_thread():
+                done = self._accept(decodes, plan.pieces, scores)
+                accepted = self.clock()
+                self._observe(done, plan.pieces, scores)
             self._pace(done, plan, proposed - started, scored - proposed, accepted - scored)
             self._passes.append(done)
             done.seconds.other = self.clock() - accepted
@@ -292,7 +296,7 @@ class Engine:
             return self.verifier.accept(sequence, tree, logits)
         except PacelineError as error:
             self._fail(sequence, error)
-            return NOTHING
+            return Verdict.nothing()
 
     def _judge_piece(self, piece: Piece, logits: Tensor) -> Verdict:
         """Score what is asked for of a prompt, and draw the token behind its end where one may follow."""
@@ -302,10 +306,10 @@ class Engine:
                 sequence.score_prompt(piece, logits)
             except PacelineError as error:
                 self._fail(sequence, error)
-                return NOTHING
+                return Verdict.nothing()
         if piece.ends_prompt and sequence.request.limit > sequence.prompt_length:
             return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[piece.scored - 1 :])
-        return NOTHING
+        return Verdict.nothing()
 
     def _observe(self, done: _Pass, pieces: Seq[Piece], scores: Scores) -> None:
         """Tell every drafter what was committed."""
@@ -425,11 +429,11 @@ class Engine:
             reason = sequence.take(token)
             if verdict.logprobs:
                 sequence.logprobs.append(verdict.logprobs[place])
+            drafted = place + 1 < len(verdict.path)
+            sequence.sources.append(tree.origin[verdict.path[place + 1]] if drafted else "target")
             if origins is not None:
-                drafted = place + 1 < len(verdict.path)
-                origin = tree.origin[verdict.path[place + 1]] if drafted else "target"
                 probability = verdict.probabilities[place] if verdict.probabilities else None
-                origins.append(Origin(origin, step, place + 1 if drafted else 0, probability))
+                origins.append(Origin(sequence.sources[-1], step, place + 1 if drafted else 0, probability))
             if reason is not None:
                 self._finish(sequence, reason)
                 return place + 1
@@ -451,6 +455,18 @@ class Engine:
 
     def _view(self, sequence: Sequence) -> View:
         return View(sequence.id, sequence.tokens, sequence.choose, sequence.request.cache_salt)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Keep torch to one thread: over a row of logits its own threads cost more than they bring, and when they wait
+    they take the cores from the kernels' threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _features(sequence: Sequence) -> tuple[int, ...]:

@@ -71,7 +71,10 @@ class LLM:
         progress: bool = False,
         **options: Any,
     ) -> None:
-        speculation = options.pop("speculative_config", speculation)
+        if "speculative_config" in options:
+            if speculation is not True:
+                raise OptionError("speculation and speculative_config are two names of one option; give one of them.")
+            speculation = options.pop("speculative_config")
         names = [field.name for field in fields(EngineOptions)]
         reject_unknown("LLM", options, [*names, "speculation", "speculative_config", "progress"])
         self.options = EngineOptions(**options)

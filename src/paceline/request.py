@@ -32,7 +32,7 @@ class Request:
         limit: the longest sequence, prompt included, in tokens.
         speculation: how to draft for it.
         piece_limit: the most rows of the prompt that one pass may take.
-        origins: whether to note where each token came from.
+        origins: whether the record notes where each token came from, with the target's probability of it.
         cache_salt: what drafters learn from this request serves requests of the same key alone.
     """
 
@@ -70,6 +70,7 @@ class Sequence:
     planned: int = 0
     delivered: int = 0
     in_flight: int = 0
+    sources: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob | None] = field(default_factory=lambda: [None])
     finish_reason: str | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.functional import pad
 
-from paceline.draw import log_probability, processed
+from paceline.draw import processed
 from paceline.kernels.sample import draw, logprobs
 from paceline.noise import noise_key
 
@@ -47,6 +47,11 @@ class Verdict:
     missed: bool
     logprobs: list[Logprob]
     probabilities: list[float]
+
+    @classmethod
+    def nothing(cls) -> Verdict:
+        """No node accepted and no token added: a request that failed, or one that wants none."""
+        return cls([], [], False, [], [])
 
 
 class Chooser:
@@ -84,7 +89,7 @@ class Chooser:
 
     def probability(self, row: Tensor, path: Sequence[int], token: int) -> float:
         """The target's probability of ``token`` after the rules and filters."""
-        return math.exp(log_probability(processed(self._ruled(row, path), self._sampling), token))
+        return math.exp(logprobs(processed(self._ruled(row, path), self._sampling), token, 0).logprob)
 
     def _ruled(self, row: Tensor, path: Sequence[int]) -> Tensor:
         if row.shape[0] < self._rules.vocab_size:

@@ -102,9 +102,8 @@ class Conversation:
             RequestError: the conversation does not fit, or holds what is no text; the message is then forgotten.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
-        stream = self._llm.stream(
-            self._llm.chat_ids(messages), self._sampling, speculation={}, origins=(painter := Painter()).coloured
-        )
+        painter = Painter()
+        stream = self._llm.stream(self._llm.chat_ids(messages), self._sampling, speculation={})
         answer, tokens, times = "", 0, []
         with Interrupt() as interrupt:
             for chunk in stream:

@@ -79,20 +79,19 @@ class _Task:
     sampling: Sampling
     origins: bool
 
-    def run(self, speculation: Any, show: "Callable[[Chunk], None]", origins: bool = False) -> Run:
+    def run(self, speculation: Any, show: "Callable[[Chunk], None]") -> Run:
         """Run it; a single answer is shown as it comes.
 
         Raises:
             _InterruptedError: with what was produced so far.
         """
-        origins = origins or self.origins
         if self.sampling.n > 1:
             started = time.perf_counter()
-            answers = self.llm.generate([self.ids], self.sampling, speculation=speculation, origins=origins)[0]
+            answers = self.llm.generate([self.ids], self.sampling, speculation=speculation, origins=self.origins)[0]
             return Run(answers, sum(len(a.token_ids) for a in answers), time.perf_counter() - started)
         seen = _Seen()
         try:
-            for chunk in self.llm.stream(self.ids, self.sampling, speculation=speculation, origins=origins):
+            for chunk in self.llm.stream(self.ids, self.sampling, speculation=speculation, origins=self.origins):
                 seen.add(chunk)
                 show(chunk)
         except KeyboardInterrupt:
@@ -163,7 +162,7 @@ def _read() -> str:
 def _once(task: _Task, as_json: bool, quiet: bool) -> int:
     painter = Painter()
     try:
-        run = task.run({}, _nothing if as_json else painter.show, painter.coloured and not as_json)
+        run = task.run({}, _nothing if as_json else painter.show)
     except _InterruptedError as interrupted:
         print_json(task.shown_part(interrupted.seen)) if as_json else painter.end()
         return 130
@@ -184,7 +183,7 @@ def _compare(task: _Task, as_json: bool) -> int:
     show = _nothing if as_json else painter.show
     task.warm_up()
     try:
-        fast = task.run({}, show, painter.coloured and not as_json)
+        fast = task.run({}, show)
         if task.sampling.seed is None:
             task.sampling = task.sampling.replace(seed=fast.completions[0].record.seed)
         if not as_json:
