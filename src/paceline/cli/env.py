@@ -10,7 +10,7 @@ import typer
 
 from paceline.bench.environment import installed, processor
 from paceline.cli.model import AsJson, Debug
-from paceline.cli.output import print_json
+from paceline.cli.output import plain_warnings, print_json
 from paceline.kernels import describe
 from paceline.targets.hub import cache_folder
 from paceline.targets.load import physical_cores
@@ -20,7 +20,8 @@ LIBRARIES = ("torch", "tokenizers", "safetensors", "gguf", "huggingface-hub", "n
 
 def env(context: typer.Context, *, as_json: AsJson = False, debug: Debug = False) -> int:
     context.obj["debug"] |= debug
-    found = environment()
+    with plain_warnings():
+        found = environment()
     if as_json:
         print_json(found)
     else:

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.flags import Group, memory
-from paceline.cli.output import tell
+from paceline.cli.output import plain_warnings, tell
 from paceline.llm import LLM
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 from paceline.settings import EngineOptions
+from paceline.targets.hub import known
 
 ENGINE = Group("Model", EngineOptions, {"threads": "--threads -t"}, {"cache_memory": memory})
 SAMPLING = Group("Sampling", Sampling)
@@ -45,7 +46,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def open_model(model: str, engine: dict[str, Any], speculation: Any = True, *, quiet: bool = False) -> LLM:
     """Load a model with the options that were given; what was chosen goes to standard error."""
-    llm = LLM(model, **engine, speculation=speculation, progress=not quiet)
+    default = known(model)
+    if default is not None and not default.path.exists() and not quiet:
+        tell(f"fetching {model}, 98 MB, and converting it, once")
+    with plain_warnings():
+        llm = LLM(model, **engine, speculation=speculation, progress=not quiet)
     if not quiet:
         tell(*llm.notes)
     return llm

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline.completion import Completion
     from paceline.draw import Logprob
@@ -19,6 +21,17 @@ def tell(*lines: str) -> None:
     """Progress and remarks, which leave standard output to the result."""
     for line in lines:
         print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Say what is warned of in one sentence, without the line of code that warned."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            tell(*(f"paceline: {warning.message}" for warning in caught))
 
 
 def print_json(value: dict[str, Any]) -> None:
