@@ -385,7 +385,7 @@ def test_an_interrupt_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(paceline.cli.model, "LLM", load)
-    assert main(["generate", "x"]) == 130
+    assert main(["generate", "-q", "x"]) == 130
     assert capsys.readouterr().err == ""
 
 
