@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from paceline.targets.decoder import Decoder
     from paceline.targets.load import Loaded
 
-_MAX_NUM_SEQS = 16
 _MAX_BATCH_TOKENS = 512
 _SCORED_PIECE = 64  # rows of a prompt in one pass where each of them is scored: a row of logits is large
 _AS_SET_UP: Mapping[str, Any] = {}  # what a call says that says nothing: it drafts as the engine was set up to
@@ -160,7 +159,10 @@ class LLM:
             loaded = self._load(name, None)
             differences = compare_vocabularies(self.loaded.tokenizer, loaded.tokenizer)
             if differences:
-                raise DrafterError(f"{name} cannot draft for {self.loaded.name}: {differences[0]}")
+                raise DrafterError(
+                    f"{name} cannot draft for {self.loaded.name}: {differences[0].rstrip('.')}; "
+                    "`paceline inspect` shows every check."
+                )
             self._draft_bytes += loaded.weight_bytes
             self._draft_models[name] = loaded.decoder
         return self._draft_models[name]
@@ -402,22 +404,19 @@ class LLM:
             raise OptionError(f"cache_salt is a text, not {cache_salt!r}.")
         spec = Speculation.parse(speculation, self.speculation)
         wanted = self.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
-        stop_ids = frozenset(sampling.stop_token_ids) | (
-            frozenset() if sampling.ignore_eos else frozenset(self.tokenizer.eos_ids)
-        )
+        rules = self._rules(sampling, prompt)
         first = Request(
             prompt=tuple(prompt),
             sampling=sampling,
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             choice=0,
-            stop_ids=stop_ids,
+            stop_ids=rules.stop_ids,
             limit=min(wanted, self.max_model_len),
             speculation=spec,
             piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
             origins=origins,
             cache_salt=cache_salt,
         )
-        rules = self._rules(sampling, prompt)
         added: list[Running] = []
         with self._turns:
             if not spec.enabled:

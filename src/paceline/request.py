@@ -25,7 +25,7 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        sampling: the settings, with ``max_tokens`` resolved.
+        sampling: the settings as given; ``limit`` is what ``max_tokens`` comes to.
         seed: the seed of all draws, given or chosen.
         choice: which of ``sampling.n`` answers this is.
         stop_ids: ids that end the answer.

@@ -15,7 +15,7 @@ from paceline.tree import TokenTree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A draft's chance to be right grows with the length of the match that it follows; the pacer corrects this.
+# Only the order matters, which falls with depth: the pacer knows how often drafts of each depth are right.
 _SURVIVAL = 0.8
 
 

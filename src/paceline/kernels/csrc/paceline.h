@@ -1,4 +1,4 @@
-/* The structures that Python fills (paceline/kernels/__init__.py mirrors them) and what each path offers. */
+/* The structures that Python fills (paceline/kernels/native.py mirrors them) and what each path offers. */
 #ifndef PACELINE_H
 #define PACELINE_H
 
