@@ -1,0 +1,1 @@
+"""Drafting heads: their networks, and the readers and writers of their published formats."""
