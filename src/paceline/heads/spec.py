@@ -1,21 +1,21 @@
 """What a drafting head computes, and what its tensors are called here, whatever its file calls them.
 
-Canonical names of an EAGLE head, H its width, F the target's, N the number of fused states, [out, in] for products:
+Canonical names of an EAGLE head; H is its width, F the target's, N the number of fused states; products are [out, in]:
 
-| name | shape | where |
-| --- | --- | --- |
-| `fc`, `fc.bias` | [H, H + F] in "eagle" (input: embedding, then feature), [H, N F] in "eagle3"; [H] | always; `fc_bias` |
-| `fc_norm.{i}` | [F], norm of the i-th fused state before they are joined (EAGLE-3.1) | `fc_norm` |
-| `input_norm` | [N F], one norm of the joined states before `fc` | `norm_before_fc` |
-| `embed_norm`, `hidden_norm` | [H] each: the two halves of the first layer's input | "eagle3" |
-| `layers.{l}.{q,k,v,o,gate,up,down}` and `.bias` | as a target's; q, k, v of layer 0 of "eagle3" read 2 H | always; `biases` |
-| `layers.{l}.mlp_norm` | [H] | always |
-| `layers.{l}.attn_norm` | [H] | from layer 1 on; layer 0 has none |
-| `layers.{l}.{q_norm,k_norm}` | [head_dim] | `qk_norm` |
-| `norm` | [H], before the head | "eagle3" |
-| `head` | [draft_vocab_size, H] | `own_head`; else the target's head |
-| `embedding` | [vocab_size, H] | `own_embedding`; else the rows of the target's, without its multiplier |
-| `target_ids` | int64 [draft_vocab_size], the target's id of each column of the head | `own_ids`; else column i is id i |
+- `fc` [H, H + F] in "eagle" (it reads the embedding, then the feature), [H, N F] in "eagle3"; `fc.bias` [H] with
+  `fc_bias`
+- `fc_norm.{i}` [F], the norm of the i-th fused state before they are joined (EAGLE-3.1), with `fc_norm`
+- `input_norm` [N F], one norm of the joined states before `fc`, with `norm_before_fc`
+- `embed_norm`, `hidden_norm` [H], the norms of the two halves of the first layer's input, in "eagle3"
+- `layers.{l}.{q,k,v,o,gate,up,down}`, shaped as a target's, but q, k, v of layer 0 of "eagle3" read 2 H; `.bias` with
+  `biases`
+- `layers.{l}.mlp_norm` [H]; `layers.{l}.attn_norm` [H] from layer 1 on, layer 0 has none; `layers.{l}.q_norm` and
+  `k_norm` [head_dim] with `qk_norm`
+- `norm` [H] before the head, in "eagle3"
+- `head` [draft_vocab_size, H] with `own_head`, else the target's
+- `embedding` [vocab_size, H] with `own_embedding`, else the rows of the target's, without its multiplier
+- `target_ids` int64 [draft_vocab_size], the target's id of each column of the head, with `own_ids`, else column i is
+  id i
 
 Of a Medusa head: `heads.{h}.layers.{l}` [H, H], `heads.{h}.layers.{l}.bias` [H], and the product that gives logits:
 `heads.{h}.head` or one `head` for all [draft_vocab_size, H], or the target's; `target_ids` as above.

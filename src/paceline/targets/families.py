@@ -40,7 +40,7 @@ _READ = frozenset(
     },
 )
 # Keys that say nothing about the logits: training, storage, other software.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
         "attention_dropout",
         "attn_implementation",
@@ -278,7 +278,7 @@ def family_of(config: dict[str, Any]) -> Family:
 
 def _refuse_unknown(config: dict[str, Any], family: Family) -> None:
     for key, value in config.items():
-        if key in _READ or key in _HARMLESS or key in family.keys:
+        if key in _READ or key in HARMLESS or key in family.keys:
             continue
         if value in (None, False, [], {}, "") or (key in family.neutral and value == family.neutral[key]):
             continue

@@ -86,6 +86,24 @@ def locate(model: str, *, refresh: bool = False) -> Located:
     return Located(model, folder, folder_fingerprint(folder))
 
 
+def locate_head(name: str, *, refresh: bool = False) -> Path:
+    """Where a drafting head lies: a folder, a file of weights, or a repository `owner/name`, optionally `@revision`.
+
+    Raises:
+        HubError: no such file, folder or repository, or it cannot be fetched.
+        ResourceError: the disk is too small for it.
+    """
+    path = Path(name).expanduser()
+    if name and path.exists():
+        return path.resolve()
+    match = _REPOSITORY.fullmatch(name)
+    if match is None or path.suffix in {".safetensors", ".bin", ".pt"}:
+        raise HubError(
+            f"'{name}' is neither a folder or file of weights that exists, nor a repository id (owner/name)."
+        )
+    return _repository(match["name"], match["revision"], refresh, tokenizer=False)
+
+
 def known(model: str) -> Located | None:
     """The default model, whether or not its file is on this machine yet; None for any other."""
     if model.lower() != DEFAULT_MODEL:
@@ -201,15 +219,16 @@ def _opened(source: Path) -> Iterator[IO[bytes]]:
 # Repositories.
 
 
-def _repository(name: str, revision: str | None, refresh: bool) -> Path:
+def _repository(name: str, revision: str | None, refresh: bool, *, tokenizer: bool = True) -> Path:
+    """Its folder in the hub's own cache; a drafting head has no tokenizer."""
     if not refresh:
-        found = _complete(name, revision)
+        found = _complete(name, revision, tokenizer)
         if found is not None:
             return found
     return _fetch(name, revision)
 
 
-def _complete(name: str, revision: str | None) -> Path | None:
+def _complete(name: str, revision: str | None, tokenizer: bool) -> Path | None:
     """The repository's folder in the hub's own cache, if everything that loading needs is there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -221,7 +240,8 @@ def _complete(name: str, revision: str | None) -> Path | None:
         weight_files(folder)
     except (LocalEntryNotFoundError, ModelError):
         return None
-    return folder if (folder / "config.json").exists() and (folder / "tokenizer.json").exists() else None
+    needed = ["config.json", "tokenizer.json"] if tokenizer else ["config.json"]
+    return folder if all((folder / file).exists() for file in needed) else None
 
 
 def _fetch(name: str, revision: str | None) -> Path:
@@ -251,6 +271,7 @@ def _wanted(name: str, files: dict[str, int]) -> dict[str, int]:
     weights = weights or {
         file for file in files if re.fullmatch(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?", file)
     }
+    weights = weights or {file for file in files if re.fullmatch(r"[^/]+_lm_head\.pt", file)}  # Medusa's own
     if not weights or "config.json" not in files:
         raise HubError(
             f"{name} has no config.json with safetensors or torch weights; "

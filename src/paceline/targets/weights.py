@@ -101,7 +101,7 @@ def _others(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
@@ -122,7 +122,7 @@ _LAYER_NAMES = {
 
 def _folder_places(spec: ModelSpec, prefix: str, head: str) -> dict[str, Place]:
     """Where a Hugging Face folder keeps each weight."""
-    names = dict(_LAYER_NAMES)
+    names = dict(LAYER_NAMES)
     if spec.pre_norms and spec.post_norms:
         names["mlp_norm"] = "pre_feedforward_layernorm"
     outer = {"embedding": f"{prefix}embed_tokens.weight", "norm": f"{prefix}norm.weight", "head": head}
@@ -312,6 +312,9 @@ class _SafetensorsStore:
                     raise WeightsError(f"{path}: the tensor {name} is in two shards.")
                 self._owner[name] = handle
 
+    def names(self) -> list[str]:
+        return list(self._owner)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         found = {}
         for name, handle in self._owner.items():
@@ -342,6 +345,25 @@ class _TorchStore:
 
     def get(self, name: str) -> Tensor:
         return self._tensors[name]
+
+
+def read_tensors(files: list[Path]) -> dict[str, Tensor]:
+    """Every tensor of some files of weights of one kind, of any number format, under its stored name.
+
+    Raises:
+        WeightsError: a file is broken or cut, holds anything but tensors, or repeats a name.
+    """
+    if files[0].suffix == ".safetensors":
+        store = _SafetensorsStore(files)
+        return {name: store.get(name) for name in store.names()}
+    found: dict[str, Tensor] = {}
+    for path in files:
+        tensors = _load_torch(path)
+        twice = sorted(found.keys() & tensors.keys())
+        if twice:
+            raise WeightsError(f"{path}: the tensor {twice[0]} is in two shards.")
+        found.update(tensors)
+    return found
 
 
 def _load_torch(path: Path) -> dict[str, Tensor]:
