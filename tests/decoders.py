@@ -31,7 +31,7 @@ def paths() -> list[str]:
     found = library()
     assert found is not None
     best = found.path_name()
-    return [*PATHS[PATHS.index(best) :]]
+    return [*reversed(PATHS[: PATHS.index(best) + 1])]
 
 
 def rope_spec(dims: int = 16, base: float = 10000.0, scale: float = 1.0) -> RopeSpec:

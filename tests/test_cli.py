@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -486,3 +487,9 @@ def test_the_environment_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name in ("paceline", "processor", "kernels", "compiler", "cache folder", "memory"):
         assert f"{name}:" in out
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"paceline {paceline.__version__}\n"
+    assert version("paceline") == paceline.__version__

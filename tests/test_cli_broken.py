@@ -14,7 +14,7 @@ import pytest
 import paceline.cli.model
 from paceline.cli import main
 from paceline.errors import ResourceError
-from paceline.targets.hub import make_folder
+from paceline.folders import make_folder
 from tests.test_cli import ANSWER, Script
 
 if TYPE_CHECKING:
@@ -117,3 +117,9 @@ def test_a_prompt_as_argument_leaves_the_input_alone(script: Script, monkeypatch
     assert script.tokenizer.decode(script.calls[0][0]) == "this"
     assert sys.stdin.read() == "not this"
     assert script.answer == ANSWER
+
+
+def test_the_module_ends_with_the_code_of_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "paceline", "genrate"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "generate" in done.stderr

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.errors import HubError, ResourceError
+from paceline.folders import cache_folder
 from paceline.targets import hub
-from paceline.targets.hub import cache_folder, locate, pull
+from paceline.targets.hub import locate, pull
 from tests.hub_server import HubServer, Repository
 from tests.models import tiny
 from tests.test_gguf_tokenizer import original

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import HubError, OptionError, ResourceError, TokenizerError, WeightsError
-from paceline.kernels.build import cache_folder as kernel_cache
+from paceline.folders import cache_folder
 from paceline.targets import load as loading
 from paceline.targets import packed
 from paceline.targets.linear import pack_embedding, pack_linear
@@ -40,7 +40,7 @@ Usage = namedtuple("Usage", "free")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own for models; compiled kernels are shared with all other tests."""
-    kernels = kernel_cache()
+    kernels = cache_folder() / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
     own = tmp_path / "cache"
     own.mkdir()

@@ -13,7 +13,8 @@ from paceline import draw as plain
 from paceline import kernels, noise
 from paceline.draw import Filter, kept, log_probability, masses, processed
 from paceline.errors import ModelError, RequestError
-from paceline.kernels.sample import PATHS, SampleKernels
+from paceline.kernels import PATHS
+from paceline.kernels.sample import SampleKernels
 from paceline.sampling import Sampling, argmax, draw, logprobs, noise_key
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """``python -m paceline`` is ``paceline``."""
 
+import sys
+
 from paceline.cli import main
 
-main()
+sys.exit(main())

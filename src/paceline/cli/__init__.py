@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from paceline import __version__
 from paceline.errors import OptionError, PacelineError
 
 if TYPE_CHECKING:
@@ -100,9 +101,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"paceline {version('paceline')}")
+        typer.echo(f"paceline {__version__}")
         raise typer.Exit
 
 

@@ -11,8 +11,8 @@ import typer
 from paceline.bench.environment import installed, processor
 from paceline.cli.model import AsJson, Debug
 from paceline.cli.output import plain_warnings, print_json
+from paceline.folders import cache_folder
 from paceline.kernels import describe
-from paceline.targets.hub import cache_folder
 from paceline.targets.load import physical_cores
 
 LIBRARIES = ("torch", "tokenizers", "safetensors", "gguf", "huggingface-hub", "numpy", "jinja2", "typer")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from paceline.kernels.build import Built
 
 REFERENCE = "torch reference"
-PATHS = ("avx512-vnni", "avx2", "portable")
+PATHS = ("portable", "avx2", "avx512-vnni")
+"""The instruction sets that the library is compiled for, from the one that every processor has to the best."""
 
 
 class PacelineWarning(UserWarning):

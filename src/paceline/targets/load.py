@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from paceline.errors import OptionError, WeightsError
+from paceline.folders import cache_folder, make_folder
 from paceline.options import choice
 from paceline.targets import hub, vocabulary
 from paceline.targets.decoder import Decoder
@@ -197,7 +198,7 @@ def _entry(located: hub.Located, dtype: Format) -> Path:
     """The folder of the converted form; its name changes with the model, the format and the packing."""
     key = hashlib.sha256(f"{located.fingerprint}|{dtype}|{PACKING_VERSION}".encode()).hexdigest()[:16]
     readable = re.sub(r"[^\w.-]+", "-", located.name)[:80]
-    return hub.cache_folder() / "packed" / f"{readable}-{dtype}-{key}"
+    return cache_folder() / "packed" / f"{readable}-{dtype}-{key}"
 
 
 def _mapped(entry: Path, max_model_len: int | None) -> tuple[ModelSpec, Mapping[str, Tensor]] | None:
@@ -213,11 +214,11 @@ def _mapped(entry: Path, max_model_len: int | None) -> tuple[ModelSpec, Mapping[
 
 def _convert(located: hub.Located, dtype: Format, entry: Path, progress: bool) -> None:
     """Make the converted form in a folder beside its place, and move it there when it is whole."""
-    hub.make_folder(entry.parent)
+    make_folder(entry.parent)
     _remove_abandoned(entry.parent)
     spec, source, parts, short = _read(located)
     partial = entry.with_name(f".{entry.name}.{os.getpid()}")
-    hub.make_folder(partial)
+    make_folder(partial)
     try:
         with _bar(f"converting {located.name} to {dtype}", progress) as advance:
             convert(spec, source, dtype, partial / _WEIGHTS, advance, short)
