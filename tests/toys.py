@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.batch import Batch
+    from paceline.constraint import Constraint
     from paceline.drafters import Drafter
     from paceline.pacer import Pacer
     from paceline.targets import Target
@@ -330,6 +331,7 @@ class ToyRun:
         piece_limit: int = 64,
         choice: int = 0,
         eos: tuple[int, ...] = (EOS,),
+        constraint: Constraint | None = None,
         **sampling: Any,
     ) -> Sequence:
         settings = Sampling(**{"temperature": 0.0, "seed": 0, "max_tokens": 32, **sampling})
@@ -348,7 +350,7 @@ class ToyRun:
             origins=origins,
         )
         words = bad_word_ids(settings.bad_words, lambda text: TOKENIZER.encode(text, add_special_tokens=False))
-        rules = LogitRules(settings, ids, self.target.vocab_size, eos, words)
+        rules = LogitRules(settings, ids, self.target.vocab_size, eos, words, constraint)
         text = Detokenizer(
             TOKENIZER,
             stop=settings.stops,

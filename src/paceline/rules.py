@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.constraint import Constraint, Guard
 from paceline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -18,20 +19,32 @@ if TYPE_CHECKING:
 
 
 class Counts:
-    """How often each token is in the output, and which are in the prompt: a function of the committed tokens.
+    """How often each token is in the output, which are in the prompt, and where a constraint is after the output: a
+    function of the committed tokens.
 
     A sequence keeps one and commits to it what was accepted; drafts never enter it.
     """
 
-    def __init__(self, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = (), guard: Guard | None = None
+    ) -> None:
         self.prompt = frozenset(prompt_ids)
-        self.output: Counter[int] = Counter(output_ids)
+        self.output: Counter[int] = Counter()
+        self.state = None if guard is None else guard.initial()
+        self._guard = guard
+        self.commit(output_ids)
 
     def commit(self, tokens: Sequence[int]) -> None:
         self.output.update(tokens)
+        if self._guard is not None:
+            self.state = self._guard.follow(self.state, tokens)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Counts) and (self.prompt, self.output) == (other.prompt, other.output)
+        return isinstance(other, Counts) and (self.prompt, self.output, self.state) == (
+            other.prompt,
+            other.output,
+            other.state,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -40,7 +53,7 @@ class LogitRules:
     """Everything of a request that changes single logits: a pure function of the committed tokens and a path.
 
     Bias comes first, then penalties (vLLM's order), then what is forbidden: ids that are not allowed, words
-    that would be completed, and ids that end the output before ``min_tokens``.
+    that would be completed, ids that end the output before ``min_tokens``, and what the constraint does not allow.
 
     Args:
         sampling: the request's settings.
@@ -48,9 +61,11 @@ class LogitRules:
         vocab_size: how many ids may be emitted; a longer row is cut, for its rest is padding.
         eos_ids: the model's end-of-text ids.
         bad_words: the ids of the words that are never completed; :func:`bad_word_ids` makes them.
+        constraint: what the output must satisfy.
 
     Raises:
-        RequestError: an id is out of range, or the rules leave no token.
+        RequestError: an id is out of range, the rules leave no token, or the constraint is none, or comes with
+            ``ignore_eos``.
     """
 
     def __init__(
@@ -60,6 +75,7 @@ class LogitRules:
         vocab_size: int,
         eos_ids: Sequence[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         self.sampling = sampling
         self.prompt_ids = tuple(prompt_ids)
@@ -71,6 +87,7 @@ class LogitRules:
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
         self._check()
+        self.guard = self._guarded(constraint)
         self.prompt = torch.tensor(sorted(i for i in set(prompt_ids) if i < vocab_size), dtype=torch.int64)
         self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
         self.bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
@@ -80,11 +97,11 @@ class LogitRules:
     def trivial(self) -> bool:
         """No row is ever changed."""
         changes = self.penalized or self.words or self.sampling.min_tokens or self.sampling.logit_bias
-        return not changes and self.sampling.allowed_token_ids is None
+        return not changes and self.sampling.allowed_token_ids is None and self.guard is None
 
     def counts(self, output_ids: Sequence[int] = ()) -> Counts:
         """The counts after ``output_ids``, for a sequence to keep."""
-        return Counts(self.prompt_ids, output_ids)
+        return Counts(self.prompt_ids, output_ids, self.guard)
 
     def apply(
         self, row: Tensor, output_ids: Sequence[int], path: Sequence[int] = (), counts: Counts | None = None
@@ -106,9 +123,13 @@ class LogitRules:
         row = row.clone()
         if self.sampling.logit_bias:
             row[self.bias_ids] += self.bias
-        if self.penalized:
-            self._penalize(row, self.counts(output_ids) if counts is None else counts, path)
+        if counts is None and (self.penalized or self.guard is not None):
+            counts = self.counts(output_ids)
+        if counts is not None and self.penalized:
+            self._penalize(row, counts, path)
         self._forbid(row, output_ids, path)
+        if counts is not None and self.guard is not None:
+            self.guard.mask(row, self.guard.follow(counts.state, path))
         return row
 
     def _penalize(self, row: Tensor, counts: Counts, path: Sequence[int]) -> None:
@@ -142,6 +163,17 @@ class LogitRules:
             return False
         tail = (*output_ids[len(output_ids) - need :], *path[max(0, len(path) - len(start)) :])
         return tail == tuple(start)
+
+    def _guarded(self, constraint: Constraint | None) -> Guard | None:
+        if constraint is None:
+            return None
+        if not isinstance(constraint, Constraint):
+            raise RequestError(
+                f"a constraint has the methods initial, advance, allowed and forced, unlike {constraint!r}."
+            )
+        if self.sampling.ignore_eos:
+            raise RequestError("constraint and ignore_eos exclude each other: a constraint says where the output ends.")
+        return Guard(constraint, self.stop_ids)
 
     def _forbidden(self) -> Tensor | None:
         """bool [vocab_size]: what no row may emit."""
