@@ -35,6 +35,11 @@ EagleKind = Literal["eagle", "eagle3"]
 TARGET_IDS = "target_ids"
 
 
+def usual_features(target_layers: int) -> tuple[int, int, int]:
+    """The states that EAGLE-3 heads usually fuse: the inputs of layers 2, n // 2 and n - 3 of n."""
+    return 2, target_layers // 2, target_layers - 3
+
+
 @dataclass(frozen=True)
 class EagleSpec:
     """A head that drafts from the target's states, one token after another (EAGLE: arXiv 2401.15077, 2503.01840).
@@ -95,13 +100,13 @@ class EagleSpec:
         """The layers whose input the target must deliver, in the order in which `fc` reads them.
 
         For "eagle" the input of the target's final norm, which the drafter applies; for "eagle3" without layers of
-        its own the usual ones: 2, n // 2, n - 3.
+        its own the usual ones.
         """
         if self.kind == "eagle":
             return (target_layers,)
         if self.features is not None:
             return self.features
-        return (2, target_layers // 2, target_layers - 3)
+        return usual_features(target_layers)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every canonical tensor that this head has, with its shape."""
