@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.errors import KernelError
+from paceline.kernels.plan import check_beside
 from paceline.targets import Scores
 
 if TYPE_CHECKING:
@@ -58,9 +59,11 @@ class CLayer(ctypes.Structure):
 class CModel(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("layer", "embedding", "embedding_scale", "norm")),
-        ("head", CLinear),
+        *((name, _POINTER) for name in ("embed_norm", "hidden_norm")),
+        *((name, CLinear) for name in ("head", "fc")),
         *((name, _INT) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
         *((name, _INT) for name in ("positions", "ids", "activation", "qk_norm", "kv_bf16", "embedding_format")),
+        *((name, _INT) for name in ("front", "normed_residual")),
         *((name, _FLOAT) for name in ("norm_eps", "attention_scale", "attention_softcap", "logit_softcap")),
         *((name, _FLOAT) for name in ("embedding_multiplier", "residual_multiplier", "logit_multiplier", "pad")),
     )
@@ -77,7 +80,7 @@ class CGroup(ctypes.Structure):
 class CBatch(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("ids", "visible", "score", "positions", "starts", "storage", "context")),
-        *((name, _POINTER) for name in ("group", "seconds")),
+        *((name, _POINTER) for name in ("group", "features", "seconds")),
         *((name, _INT) for name in ("rows", "segments", "scored", "groups")),
     )
 
@@ -165,7 +168,15 @@ class NativeRuntime:
         self._no_taps = (_POINTER * (len(plan.spec.layers) + 1))()
         self._groups = CGroup * len(plan.groups)
 
-    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int], seconds: Tensor | None) -> Scores:
+    def forward(
+        self,
+        batch: Batch,
+        slabs: Sequence[Slab],
+        features: Sequence[int],
+        seconds: Tensor | None,
+        beside: Tensor | None = None,
+    ) -> Scores:
+        check_beside(self._plan, batch, beside)
         if seconds is not None and seconds.shape != (3,):
             raise KernelError(f"the seconds of a pass have the shape (3,), not {tuple(seconds.shape)}.")
         plan, rows, scored = self._plan, batch.ids.shape[0], batch.score.shape[0]
@@ -192,6 +203,7 @@ class NativeRuntime:
             address(batch.storage, torch.int32),
             address(batch.context, torch.int32),
             ctypes.addressof(groups),
+            None if beside is None else address(beside, torch.float32),
             None if seconds is None else address(seconds, torch.float64),
             rows,
             batch.starts.shape[0] - 1,
@@ -213,11 +225,10 @@ def _structs(plan: Plan) -> tuple[ctypes.Array[CLayer], CModel]:
     spec = plan.spec
     layers = (CLayer * len(spec.layers))()
     for index, struct in enumerate(layers):
-        for name, (n, k) in plan.layer_shapes.items():
+        for name, (n, k) in plan.layer_shapes(index).items():
             setattr(struct, name, linear_struct(plan.linear(f"layers.{index}.{name}"), n, k, plan.format))
         for name in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"):
-            tensor = plan.tensors.get(f"layers.{index}.{name}")
-            setattr(struct, name, None if tensor is None else address(tensor, torch.float32))
+            setattr(struct, name, _norm(plan, f"layers.{index}.{name}"))
         rope = spec.layers[index].rope
         if rope is not None:
             struct.cos, struct.sin = (address(table, torch.float32) for table in plan.ropes[rope])
@@ -229,8 +240,11 @@ def _structs(plan: Plan) -> tuple[ctypes.Array[CLayer], CModel]:
         layer=ctypes.addressof(layers),
         embedding=embedding["data"].data_ptr(),
         embedding_scale=embedding["scale"].data_ptr() if "scale" in embedding else None,
-        norm=address(plan.tensors["norm"], torch.float32),
+        norm=_norm(plan, "norm"),
+        embed_norm=_norm(plan, "embed_norm"),
+        hidden_norm=_norm(plan, "hidden_norm"),
         head=linear_struct(plan.linear("head"), plan.vocab_size, spec.hidden, plan.format),
+        fc=linear_struct(plan.linear("fc"), spec.hidden, 2 * spec.hidden, plan.format),
         layers=len(layers),
         hidden=spec.hidden,
         intermediate=spec.intermediate,
@@ -243,6 +257,8 @@ def _structs(plan: Plan) -> tuple[ctypes.Array[CLayer], CModel]:
         qk_norm=_QK_NORMS[spec.qk_norm],
         kv_bf16=int(plan.groups[0].dtype == torch.bfloat16),
         embedding_format=_DTYPES[embedding["data"].dtype],
+        front=0 if plan.front is None else 1 if plan.front.fused else 2,
+        normed_residual=int(plan.front is not None and plan.front.normed_residual),
         norm_eps=spec.norm_eps,
         attention_scale=spec.attention_scale,
         attention_softcap=spec.attention_softcap or 0.0,
@@ -252,3 +268,8 @@ def _structs(plan: Plan) -> tuple[ctypes.Array[CLayer], CModel]:
         logit_multiplier=spec.logit_multiplier,
     )
     return layers, model
+
+
+def _norm(plan: Plan, name: str) -> int | None:
+    tensor = plan.tensors.get(name)
+    return None if tensor is None else address(tensor, torch.float32)

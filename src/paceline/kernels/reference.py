@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import KernelError
+from paceline.kernels.plan import check_beside
 from paceline.pages import PAGE
 from paceline.targets import Scores
 from paceline.targets.linear import rotate, unpack_linear
@@ -119,26 +120,49 @@ class ReferenceRuntime:
         self._layers = [
             {
                 name: ReferenceLinear(plan.linear(f"layers.{index}.{name}"), n, k, plan.format)
-                for name, (n, k) in plan.layer_shapes.items()
+                for name, (n, k) in plan.layer_shapes(index).items()
             }
             for index in range(len(plan.spec.layers))
         ]
-        self._head = ReferenceLinear(plan.linear("head"), plan.vocab_size, plan.spec.hidden, plan.format)
+        hidden = plan.spec.hidden
+        self._head = ReferenceLinear(plan.linear("head"), plan.vocab_size, hidden, plan.format)
+        fused = plan.front is not None and plan.front.fused
+        self._fc = ReferenceLinear(plan.linear("fc"), hidden, 2 * hidden, plan.format) if fused else None
 
-    def forward(self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int], seconds: Tensor | None) -> Scores:
+    def forward(
+        self,
+        batch: Batch,
+        slabs: Sequence[Slab],
+        features: Sequence[int],
+        seconds: Tensor | None,
+        beside: Tensor | None = None,
+    ) -> Scores:
+        check_beside(self._plan, batch, beside)
         if seconds is not None:
             raise KernelError("the torch reference does not time the parts of a pass; leave seconds out.")
         spec = self._plan.spec
-        x, tapped = self._embed(batch.ids), {}
+        x, pair = self._front(batch.ids, beside)
+        tapped = {}
         for index in range(len(spec.layers)):
             if index in features:
                 tapped[index] = x.clone()
-            x = self._layer(index, x, batch, slabs)
+            x = self._layer(index, x, pair if index == 0 else None, batch, slabs)
         if len(spec.layers) in features:
             tapped[len(spec.layers)] = x.clone()
         hidden = self._norm("norm", x[batch.score])
         logits = cap(self._head(hidden) * spec.logit_multiplier, spec.logit_softcap)
         return Scores(logits, hidden, tapped)
+
+    def _front(self, ids: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The residual stream, and what layer 0 of a draft head reads in its place, if anything."""
+        front, embedded = self._plan.front, self._embed(ids)
+        if front is None or beside is None:
+            return embedded, None
+        normed = self._norm("hidden_norm", beside)
+        pair = torch.cat([self._norm("embed_norm", embedded), normed], 1)
+        if self._fc is not None:
+            return self._fc(pair), None
+        return normed if front.normed_residual else beside, pair
 
     def _embed(self, ids: Tensor) -> Tensor:
         parts = self._plan.linear("embedding")
@@ -153,9 +177,10 @@ class ReferenceRuntime:
             return x
         return _each(lambda row: norm(row, weight, self._plan.spec.norm_eps), x, x.shape[1])
 
-    def _layer(self, index: int, x: Tensor, batch: Batch, slabs: Sequence[Slab]) -> Tensor:
+    def _layer(self, index: int, x: Tensor, pair: Tensor | None, batch: Batch, slabs: Sequence[Slab]) -> Tensor:
         spec, layer, name = self._plan.spec, self._layers[index], f"layers.{index}"
-        rows = self._attention(index, layer["qkv"](self._norm(f"{name}.attn_norm", x)), batch, slabs)
+        entered = self._norm(f"{name}.attn_norm", x) if pair is None else pair
+        rows = self._attention(index, layer["qkv"](entered), batch, slabs)
         x = x + self._norm(f"{name}.attn_post_norm", layer["o"](rows)) * spec.residual_multiplier
         gates = layer["gate_up"](self._norm(f"{name}.mlp_norm", x))
 
@@ -209,5 +234,6 @@ class ReferenceRuntime:
 
 
 def _each(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:
-    """Apply a function to every row alone; [R, width]."""
-    return torch.stack([function(row) for row in rows]) if rows.shape[0] else rows.new_empty(0, width)
+    """Apply a function to every row alone; [R, width]. A row is copied, as the order of a sum may depend on where its
+    terms lie in memory."""
+    return torch.stack([function(row.clone()) for row in rows]) if rows.shape[0] else rows.new_empty(0, width)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.errors import KernelError, OptionError
-from paceline.kernels import REFERENCE, library
 from paceline.kernels.memory import huge_copy
-from paceline.kernels.native import MAX_HEAD_DIM, NativeRuntime
+from paceline.kernels.native import MAX_HEAD_DIM
 from paceline.kernels.plan import Plan, rope_tables
-from paceline.kernels.reference import ReferenceRuntime
+from paceline.kernels.runtime import make_runtime
 from paceline.pages import CacheGroup
 
 if TYPE_CHECKING:
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
     from paceline.targets import Scores
     from paceline.targets.linear import Format
     from paceline.targets.spec import ModelSpec
-
-
-class _Runtime(Protocol):
-    def forward(
-        self, batch: Batch, slabs: Sequence[Slab], features: Sequence[int], seconds: Tensor | None
-    ) -> Scores: ...
 
 
 class Decoder:
@@ -84,13 +77,7 @@ class Decoder:
         self.plan = plan
         self.spec, self.vocab_size, self.max_positions = plan.spec, plan.vocab_size, plan.positions
         self.groups = plan.groups
-        found = None if self._path == REFERENCE else library()
-        self._runtime: _Runtime
-        if found is None:
-            self.path, self._runtime = REFERENCE, ReferenceRuntime(plan)
-        else:
-            self.path = found.path_name(self._path)
-            self._runtime = NativeRuntime(found, self._path, self.threads, plan)
+        self.path, self._runtime = make_runtime(plan, self._path, self.threads)
 
     def forward(
         self,

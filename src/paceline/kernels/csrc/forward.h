@@ -48,11 +48,11 @@ static pl_desk pl_desk_of(const pl_run *run, int thread)
     return desk;
 }
 
-static void pl_embed(const pl_run *run, size_t row)
+static void pl_embed(const pl_run *run, size_t row, float *x)
 {
     const pl_model *m = run->model;
     size_t hidden = (size_t)m->hidden, id = (size_t)run->batch->ids[row];
-    float *x = run->x + row * run->x_stride, lanes[PL_LANES];
+    float lanes[PL_LANES];
     vf scale = v_set1(m->embedding_scale != NULL ? m->embedding_scale[id] : 1.0f);
     for (size_t i = 0; i < hidden; i += PL_LANES) {
         size_t left = hidden - i;
@@ -70,6 +70,28 @@ static void pl_embed(const pl_run *run, size_t row)
         }
         v_storen(x + i, v_mul(v, v_set1(m->embedding_multiplier)), left);
     }
+}
+
+static void pl_norm_or_copy(const float *x, const float *norm, size_t n, float eps, float *out)
+{
+    if (norm != NULL)
+        pl_norm(x, norm, n, eps, out);
+    else
+        memcpy(out, x, n * sizeof(float));
+}
+
+/* A draft head's row: embedding and feature side by side become the input of the first product. */
+static void pl_embed_beside_feature(const pl_run *run, size_t row, int thread)
+{
+    const pl_model *m = run->model;
+    size_t hidden = (size_t)m->hidden;
+    const float *feature = run->batch->features + row * hidden;
+    float *stage = pl_stage(run, thread), *beside = stage + hidden;
+    pl_embed(run, row, beside);
+    pl_norm_or_copy(beside, m->embed_norm, hidden, m->norm_eps, stage);
+    pl_norm_or_copy(feature, m->hidden_norm, hidden, m->norm_eps, beside);
+    memcpy(run->x + row * run->x_stride, m->normed_residual ? beside : feature, hidden * sizeof(float));
+    pl_quantize(stage, 2 * hidden, m->head.format, run->in, row);
 }
 
 /* What a product left in `mid` is normed and joins the residual stream. */
@@ -91,13 +113,13 @@ static void pl_enter(const pl_run *run, const float *norm, size_t row, size_t sl
 {
     const pl_model *m = run->model;
     size_t hidden = (size_t)m->hidden;
-    float *x = run->x + row * run->x_stride, *stage = pl_stage(run, thread);
-    if (norm != NULL)
-        pl_norm(x, norm, hidden, m->norm_eps, stage);
-    else
-        memcpy(stage, x, hidden * sizeof(float));
+    float *stage = pl_stage(run, thread);
+    pl_norm_or_copy(run->x + row * run->x_stride, norm, hidden, m->norm_eps, stage);
     pl_quantize(stage, hidden, m->head.format, run->in, slot);
 }
+
+/* Whether the input of a layer was there from the start. */
+PL_INLINE int pl_reads_pair(const pl_model *m, int layer) { return layer == 0 && m->front == PL_PAIR; }
 
 static void pl_begin_layer(const pl_run *run, int layer, size_t row, size_t slot, int thread)
 {
@@ -106,7 +128,7 @@ static void pl_begin_layer(const pl_run *run, int layer, size_t row, size_t slot
         pl_join(run, m->layer[layer - 1].mlp_post_norm, row, thread);
     if (run->taps[layer] != NULL && (!run->solo || thread == 0))
         memcpy(run->taps[layer] + row * (size_t)m->hidden, run->x + row * run->x_stride, (size_t)m->hidden * 4);
-    if (layer < m->layers)
+    if (layer < m->layers && !pl_reads_pair(m, layer))
         pl_enter(run, m->layer[layer].attn_norm, row, slot, thread);
 }
 
@@ -301,6 +323,23 @@ static void pl_product_back(const pl_run *run, pl_pool *pool, int thread, const 
     pl_run_product(run, pool, thread, w, in, run->rows, post_norm != NULL ? &store : &add);
 }
 
+static void pl_run_front(const pl_run *run, pl_pool *pool, int thread)
+{
+    const pl_model *m = run->model;
+    pl_sink x = {run->x, run->x_stride, 0, PL_STORE, 1.0f, 0.0f};
+    for (int claimed; (claimed = pl_pool_claim(pool, thread, run->rows)) >= 0;) {
+        size_t row = (size_t)claimed;
+        if (m->front == PL_EMBED)
+            pl_embed(run, row, run->x + row * run->x_stride);
+        else
+            pl_embed_beside_feature(run, row, thread);
+    }
+    pl_pool_barrier(pool, thread);
+    pl_lap(run, pool, thread, PL_SMALL, 0);
+    if (m->front == PL_FUSE)
+        pl_run_product(run, pool, thread, &m->fc, &run->in, run->rows, &x);
+}
+
 static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread)
 {
     const pl_layer *layer = &run->model->layer[index];
@@ -309,7 +348,7 @@ static void pl_run_layer(const pl_run *run, pl_pool *pool, int index, int thread
     pl_sink mid = {run->mid, run->mid_stride, 0, PL_STORE, 1.0f, 0.0f};
 
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, index, row, slot, thread));
-    pl_run_product(run, pool, thread, &layer->qkv, &in, run->rows, &qkv);
+    pl_run_product(run, pool, thread, &layer->qkv, pl_reads_pair(run->model, index) ? &run->in : &in, run->rows, &qkv);
     pl_place(run, pool, layer, thread);
     pl_lap(run, pool, thread, PL_SMALL, 0);
     for (int unit; (unit = pl_pool_claim(pool, thread, run->unit_count)) >= 0;)
@@ -334,7 +373,8 @@ static void pl_run_head(const pl_run *run, pl_pool *pool, int thread)
     for (int claimed; (claimed = pl_pool_claim(pool, thread, scored)) >= 0;) {
         size_t i = (size_t)claimed;
         float *stage = pl_stage(run, thread);
-        pl_norm(run->x + (size_t)run->batch->score[i] * run->x_stride, m->norm, hidden, m->norm_eps, stage);
+        const float *x = run->x + (size_t)run->batch->score[i] * run->x_stride;
+        pl_norm_or_copy(x, m->norm, hidden, m->norm_eps, stage);
         memcpy(run->hidden + i * hidden, stage, hidden * sizeof(float));
         pl_quantize(stage, hidden, m->head.format, run->in, i);
     }
@@ -347,10 +387,7 @@ static void pl_forward_region(void *arg, pl_pool *pool, int thread)
     const pl_run *run = arg;
     if (thread == 0 && run->watch != NULL)
         pl_pool_watch(pool);
-    for (int row; (row = pl_pool_claim(pool, thread, run->rows)) >= 0;)
-        pl_embed(run, (size_t)row);
-    pl_pool_barrier(pool, thread);
-    pl_lap(run, pool, thread, PL_SMALL, 0);
+    pl_run_front(run, pool, thread);
     for (int layer = 0; layer < run->model->layers; layer++)
         pl_run_layer(run, pool, layer, thread);
     PL_EACH_ROW(run, pool, thread, pl_begin_layer(run, run->model->layers, row, slot, thread));
@@ -363,7 +400,8 @@ static int pl_forward(pl_pool *pool, pl_scratch *scratch, const pl_model *m, con
 {
     size_t threads = (size_t)pl_pool_threads(pool), rows = (size_t)batch->rows;
     size_t heads_width = (size_t)(m->heads + 2 * m->kv_heads) * (size_t)m->head_dim;
-    size_t wide = pl_max(pl_max((size_t)m->hidden, (size_t)m->intermediate), (size_t)(m->heads * m->head_dim));
+    size_t first = (size_t)m->hidden * (m->front == PL_EMBED ? 1 : 2);
+    size_t wide = pl_max(pl_max(first, (size_t)m->intermediate), (size_t)(m->heads * m->head_dim));
     pl_watch watch = {batch->seconds, batch->seconds != NULL ? pl_now() : 0.0};
     int group = m->heads / m->kv_heads, status = pl_check(m, batch);
     pl_run run = {.model = m, .batch = batch, .logits = logits, .hidden = hidden, .taps = taps, .rows = rows};

@@ -13,6 +13,9 @@
 enum { PL_FP32, PL_BF16, PL_INT8 };
 enum { PL_SILU, PL_GELU, PL_GELU_TANH };
 enum { PL_QK_NONE, PL_QK_HEAD, PL_QK_FULL };
+/* What comes before the layers: the embedding; or, in a draft head, the embedding beside a feature of the row, which a
+ * product makes one, or which layer 0 reads side by side while the feature alone is the residual stream. */
+enum { PL_EMBED, PL_FUSE, PL_PAIR };
 enum { PL_OK, PL_NO_MEMORY, PL_BAD_ID, PL_BAD_PAGE, PL_BAD_POSITION, PL_BAD_SCORE };
 enum { PL_PRODUCTS, PL_ATTENTION, PL_SMALL, PL_PARTS };
 
@@ -35,11 +38,13 @@ typedef struct {
 typedef struct {
     const pl_layer *layer;
     const void *embedding;
-    const float *embedding_scale, *norm;
-    pl_linear head;
+    const float *embedding_scale, *norm;      /* a draft head may lack the norm: NULL */
+    const float *embed_norm, *hidden_norm;   /* of a draft head, NULL where absent */
+    pl_linear head, fc;
     int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, positions;
     int32_t ids; /* rows of the embedding; the head has as many outputs as ids may be emitted */
     int32_t activation, qk_norm, kv_bf16, embedding_format;
+    int32_t front, normed_residual; /* PL_PAIR: whether it is the normed feature that goes on */
     float norm_eps, attention_scale, attention_softcap, logit_softcap; /* a cap of 0: none */
     float embedding_multiplier, residual_multiplier, logit_multiplier, pad;
 } pl_model;
@@ -55,6 +60,7 @@ typedef struct {
     const int64_t *ids, *visible, *score;
     const int32_t *positions, *starts, *storage, *context;
     const pl_group *group;
+    const float *features; /* [rows, hidden] for a draft head */
     double *seconds; /* [PL_PARTS], to which the pass adds what its parts took; NULL: no clock is read */
     int32_t rows, segments, scored, groups;
 } pl_batch;
