@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paceline.noise import Purpose, bits, gumbels, log, noise_key, stream, uniforms
+from paceline.elementary import exp, log
+from paceline.noise import Purpose, bits, gumbels, noise_key, stream, uniforms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,3 +136,13 @@ def test_log_is_right_to_two_units_in_the_last_place() -> None:
     x = torch.cat([row(), row() * 40, near_one, tiny, torch.tensor([2.0**-53, 0.5, 2.0, math.sqrt(0.5)])])
     exact = torch.tensor([math.log(value) for value in x.tolist()], dtype=torch.float64)
     assert ((log(x) - exact).abs() <= 2 * torch.finfo(torch.float64).eps * exact.abs()).all()
+
+
+def test_exp_is_right_to_two_units_in_the_last_place() -> None:
+    x = -torch.rand(20_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = torch.cat([x * 700, x, x * 2.0**-30, torch.tensor([0.0, -700.0, -0.5 * math.log(2.0)], dtype=torch.float64)])
+    exact = torch.tensor([math.exp(value) for value in x.tolist()], dtype=torch.float64)
+    assert ((exp(x) - exact).abs() <= 2 * torch.finfo(torch.float64).eps * exact).all()
+    assert (
+        exp(torch.tensor([-1e9, -math.inf], dtype=torch.float64)).tolist() == [float(exp(x.new_tensor([-700.0])))] * 2
+    )

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import pad
 
+from paceline.elementary import exp
 from paceline.errors import ModelError, RequestError
 from paceline.noise import gumbels
 
@@ -146,6 +148,16 @@ def kept(row: Tensor, options: Filter) -> Tensor:
     return ids[:count]
 
 
+def scores(row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int) -> tuple[Tensor, Tensor]:
+    """The columns that the filters keep, int64 [K], ascending, and the score of each, float64 [K].
+
+    ``ids`` are the tokens of the columns, ascending; without them column i is token i. The temperature must be above 0.
+    """
+    columns = kept(row, options).sort().values
+    z = (row[columns].to(torch.float64) - float(row.max())) * options.scale
+    return columns, z + gumbels(key, position, columns if ids is None else ids[columns])
+
+
 def masses(row: Tensor, top: float, scale: float) -> Tensor:
     """exp((row - top) * scale) in units of 2**-40, int64 [N]; ``top`` is at least every element."""
     exponent = ((row - top) * scale * LOG2E).clamp_(min=-60.0)
@@ -221,6 +233,26 @@ def processed(row: Tensor, options: Filter) -> Tensor:
     return result
 
 
+def shares(row: Tensor, options: Filter) -> Tensor:
+    """The probabilities with which the tokens of a row are drawn: float64 [N], a single 1 at temperature 0.
+
+    Of the tokens kept, exp((x - m) / T) over its sum, which is that of 8 sums, each of every eighth token.
+
+    Raises:
+        ModelError: the row holds NaN or +inf.
+        RequestError: the row holds nothing but -inf.
+    """
+    result = torch.zeros(row.shape[0], dtype=torch.float64)
+    if options.temperature == 0.0:
+        result[argmax(row[None])[0]] = 1.0
+        return result
+    ids = kept(row, options).sort().values
+    weights = exp((row[ids].to(torch.float64) - float(row.max())) * options.scale)
+    lanes = pad(weights, (0, -ids.shape[0] % 8)).reshape(-1, 8).cumsum(0)[-1]
+    result[ids] = weights / lanes.cumsum(0)[-1]
+    return result
+
+
 def check_top(value: float) -> None:
     """Raise unless the highest logit of a row is a finite number.
 
@@ -235,6 +267,5 @@ def check_top(value: float) -> None:
 
 
 def _draw_row(row: Tensor, options: Filter, key: int, position: int) -> int:
-    ids = kept(row, options).sort().values
-    z = (row[ids].to(torch.float64) - float(row.max())) * options.scale
-    return int(ids[(z + gumbels(key, position, ids)).argmax()])
+    ids, height = scores(row, None, options, key, position)
+    return int(ids[height.argmax()])

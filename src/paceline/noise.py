@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.elementary import log
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,11 +24,6 @@ GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 MASK = (1 << 64) - 1
-
-LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
-LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-SQRT2 = float.fromhex("0x1.6a09e667f3bcdp+0")
-LOG_TERMS = tuple(1.0 / (2 * k + 1) for k in range(11))
 
 
 class Purpose(IntEnum):
@@ -76,27 +73,6 @@ def uniforms(key: int, position: int, ids: Tensor) -> Tensor:
 def gumbels(key: int, position: int, ids: Tensor) -> Tensor:
     """Standard Gumbel noise -log(-log u), float64 [N]; arguments as for :func:`bits`."""
     return -log(-log(uniforms(key, position, ids)))
-
-
-def log(x: Tensor) -> Tensor:
-    """Natural logarithm of positive normal float64 numbers, to within 2 units in the last place.
-
-    Made of IEEE operations in a fixed order, so that it has the same bits here, in C and on every machine; a
-    library's own logarithm has not. With x = 2**e * m, m from sqrt(1/2) to sqrt(2), and s = (m - 1)/(m + 1),
-    log m = 2 atanh s.
-    """
-    raw = x.view(torch.int64)
-    m = ((raw & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
-    large = m > SQRT2
-    e = (raw >> 52) - 1023 + large
-    m = torch.where(large, m * 0.5, m)
-    s = (m - 1.0) / (m + 1.0)
-    t = s * s
-    p = torch.full_like(t, LOG_TERMS[-1])
-    for term in LOG_TERMS[-2::-1]:
-        p = p * t + term
-    scale = e.to(torch.float64)
-    return scale * LN2_HIGH + (scale * LN2_LOW + (s + s) * p)
 
 
 def _signed(value: int) -> int:

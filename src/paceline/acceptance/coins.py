@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.noise import Purpose, gumbels, log, noise_key, stream
+from paceline.kernels.sample import draws
+from paceline.noise import Purpose, noise_key, stream
 
 if TYPE_CHECKING:
     from paceline.acceptance.rows import Number, Row
@@ -43,9 +44,7 @@ class Noise:
         There are fewer where ``q`` has fewer that are possible. The highest of log q + Gumbel noise are such draws
         (Kool et al. 2019, arXiv 1903.06059).
         """
-        ids = torch.from_numpy(q).nonzero()[:, 0]
-        race = log(torch.from_numpy(q)[ids]) + gumbels(self._draws, node, ids)
-        return [int(i) for i in ids[race.argsort(descending=True, stable=True)[:count]].tolist()]
+        return draws(torch.from_numpy(q), self._draws, node, count)
 
     def accept(self, node: int, chance: Number) -> bool:
         return _uniform(self._coins, node) < chance

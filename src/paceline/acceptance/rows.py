@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draw import argmax, processed
 from paceline.errors import DrafterError
+from paceline.kernels.sample import shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,14 +41,7 @@ def probabilities(row: Tensor, options: Filter) -> Row:
         ModelError: the row holds NaN or +inf.
         RequestError: the row holds nothing but -inf.
     """
-    result: Row
-    if options.temperature == 0.0:
-        result = np.zeros(row.shape[0])
-        result[argmax(row.unsqueeze(0))[0]] = 1.0
-        return result
-    logits = processed(row, options).double().numpy()
-    weights = np.exp(logits - logits.max())
-    result = weights / weights.sum()
+    result: Row = shares(row, options).numpy()
     return result
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline import draw as plain
+from paceline import race as plain_race
 from paceline.draw import Filter, Logprob
 from paceline.kernels import PATHS, library
 from paceline.noise import stream
@@ -60,6 +61,13 @@ class SampleKernels:
         self._logprobs.argtypes = [*rows, pointer, pointer, pointer]
         self._logprobs.restype = integer
         self._uniforms.argtypes = [ctypes.c_uint64, pointer, integer, pointer]
+        self._children, self._shares, self._race = library.pl_children, library.pl_shares, library.pl_race
+        row: list[Any] = [ctypes.c_int32, pointer, integer]
+        self._children.argtypes = [*row, pointer, pointer, ctypes.c_uint64, integer, pointer, pointer, pointer]
+        self._shares.argtypes = [*row, pointer, pointer, pointer]
+        self._race.argtypes = [*row, ctypes.c_uint64, integer, pointer, pointer, pointer]
+        for function in (self._children, self._shares, self._race):
+            function.restype = integer
         for function in (self._argmax, self._draw, self._uniforms):
             function.restype = None
         self._local = threading.local()
@@ -79,12 +87,47 @@ class SampleKernels:
         count = rows.shape[0]
         keys = (ctypes.c_uint64 * count)(*(stream(key, p) for _, p in zip(range(count), positions, strict=True)))
         found = (ctypes.c_int64 * count)()
-        chosen = _Filter(options.scale, options.top_p, options.reach, options.top_k)
         self._draw(
             *(self.path, rows.data_ptr(), count, rows.stride(0), rows.shape[1]),
-            *(ctypes.byref(chosen), keys, self._room(rows.shape[1]), found),
+            *(_filter(options), keys, self._room(rows.shape[1]), found),
         )
         return _checked(list(found))
+
+    def children(
+        self, row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int, count: int
+    ) -> tuple[list[int], list[float]]:
+        row = _packed(row[None])[0]
+        size = row.shape[0]
+        count = min(count, size)
+        ids = None if ids is None else ids.contiguous()
+        tokens, chances = (ctypes.c_int64 * count)(), (ctypes.c_double * count)()
+        found = self._children(
+            *(self.path, row.data_ptr(), size, None if ids is None else ids.data_ptr()),
+            *(None if options.temperature == 0.0 else _filter(options), stream(key, position)),
+            *(count, self._room(size), tokens, chances),
+        )
+        if found == _NOT_FINITE:
+            plain.check_top(math.nan)
+        return tokens[: max(found, 0)], chances[: max(found, 0)]
+
+    def shares(self, row: Tensor, options: Filter) -> Tensor:
+        result = torch.zeros(row.shape[0], dtype=torch.float64)
+        if options.temperature == 0.0:
+            result[self.argmax(row[None])[0]] = 1.0
+            return result
+        row = _packed(row[None])[0]
+        place = self.path, row.data_ptr(), row.shape[0]
+        _checked([self._shares(*place, _filter(options), self._room(row.shape[0]), result.data_ptr())])
+        return result
+
+    def draws(self, q: Tensor, key: int, position: int, count: int) -> list[int]:
+        q = q.contiguous()
+        size = q.shape[0]
+        count = min(count, size)
+        tokens, scores = (ctypes.c_int64 * count)(), (ctypes.c_double * count)()
+        key = stream(key, position)
+        place = self.path, q.data_ptr(), size, key, count, self._room(size)
+        return tokens[: self._race(*place, tokens, scores)]
 
     def logprobs(self, row: Tensor, token: int, k: int) -> Logprob:
         row = _packed(row[None])[0]
@@ -110,6 +153,11 @@ class SampleKernels:
         result = torch.empty(ids.shape[0], dtype=torch.float64)
         self._uniforms(stream(key, position), ids.contiguous().data_ptr(), ids.shape[0], result.data_ptr())
         return result
+
+
+def _filter(options: Filter) -> Any:
+    """A pointer to the filter as C knows it."""
+    return ctypes.byref(_Filter(options.scale, options.top_p, options.reach, options.top_k))
 
 
 def _packed(rows: Tensor) -> Tensor:
@@ -140,6 +188,26 @@ def draw(rows: Tensor, options: Filter, key: int, positions: Sequence[int]) -> l
     """``paceline.draw.draw``, in C where the library is there: the same tokens."""
     kernels = _kernels()
     return (plain if kernels is None else kernels).draw(rows, options, key, positions)
+
+
+def children(
+    row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int, count: int
+) -> tuple[list[int], list[float]]:
+    """``paceline.race.children``, in C where the library is there: the same tokens and chances."""
+    kernels = _kernels()
+    return (plain_race if kernels is None else kernels).children(row, ids, options, key, position, count)
+
+
+def shares(row: Tensor, options: Filter) -> Tensor:
+    """``paceline.draw.shares``, in C where the library is there: the same bits."""
+    kernels = _kernels()
+    return (plain if kernels is None else kernels).shares(row, options)
+
+
+def draws(q: Tensor, key: int, position: int, count: int) -> list[int]:
+    """``paceline.race.draws``, in C where the library is there: the same tokens."""
+    kernels = _kernels()
+    return (plain_race if kernels is None else kernels).draws(q, key, position, count)
 
 
 def logprobs(row: Tensor, token: int, k: int) -> Logprob:

@@ -30,6 +30,16 @@ void pl_draw(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t
              const uint64_t *keys, pl_candidate *room, int64_t *out);
 int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int64_t k, pl_candidate *room,
                     pl_report *report, int64_t *ids);
+
+/* The first count tokens of the race among those that the filter keeps, in falling order, at no temperature (NULL)
+ * by logit alone, and their chances; returns how many there are. */
+int64_t pl_children(int32_t path, const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, uint64_t key,
+                    int64_t count, pl_candidate *room, int64_t *tokens, double *chances);
+/* The probabilities of the tokens that the filter keeps; the others' are left as they are. */
+int64_t pl_shares(int32_t path, const float *x, int64_t n, const pl_filter *filter, pl_candidate *room, double *out);
+/* The first count tokens of the race by log q + noise, where q is not 0, in falling order; returns how many. */
+int64_t pl_race(int32_t path, const double *q, int64_t n, uint64_t key, int64_t count, pl_candidate *room,
+                int64_t *tokens, double *scores);
 void pl_uniforms(uint64_t key, const int64_t *ids, int64_t n, double *out);
 
 #endif
