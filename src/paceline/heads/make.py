@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -170,4 +171,4 @@ def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> tor
         return torch.zeros(shape)
     if len(shape) == 1:
         return torch.ones(shape)
-    return torch.randn(shape, generator=generator) * float(shape[1]) ** -0.5
+    return torch.randn(shape, generator=generator) / math.sqrt(shape[1])

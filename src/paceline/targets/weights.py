@@ -366,6 +366,13 @@ def read_tensors(files: list[Path]) -> dict[str, Tensor]:
     return found
 
 
+def tensor_names(files: list[Path]) -> list[str]:
+    """The stored names of all tensors of some files of weights of one kind; errors are those of `read_tensors`."""
+    if files[0].suffix == ".safetensors":
+        return _SafetensorsStore(files).names()
+    return [name for path in files for name in _load_torch(path)]
+
+
 def _load_torch(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:

@@ -1,0 +1,84 @@
+"""The one way to a published head: whatever its files call things, they are known by their content."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import DrafterError
+from paceline.heads import read_medusa
+from paceline.heads.files import open_files, peek
+from paceline.heads.read_eagle import read_eagle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from paceline.heads.files import Files
+    from paceline.heads.head import Head
+
+# Tensors by which drafters are known that are not supported.
+_OTHERS = (
+    (re.compile(r"markov_head\."), "DSpark"),
+    (re.compile(r"(.*\.)?kv_(a|b)_proj"), "EAGLE with latent attention (MLA)"),
+    (re.compile(r"mask_hidden$"), "P-EAGLE"),
+    (re.compile(r"(model\.)?mtp\."), "MTP"),
+    (re.compile(r"emb\.\d+\.weight"), "MLP speculator"),
+)
+_OTHER_KEYS = (("dflash_config", "DFlash"), ("n_predict", "MLP speculator"), ("num_depths", "P-EAGLE"))
+
+
+def read_head(name: str) -> Head:
+    """Read a published head.
+
+    Args:
+        name: a folder, one file of weights (with its `config.json` beside it), or a repository `owner/name`.
+
+    Raises:
+        HubError: nothing is there, or it cannot be fetched.
+        WeightsError: a file is broken, or a tensor missing, surplus, misshapen, not finite, or in contradiction.
+        DrafterError: it is no head, or one of a kind that is not supported.
+    """
+    files = open_files(name)
+    return _reader(files)(files)
+
+
+def is_head(name: str) -> bool:
+    """Whether `name`, a folder, file or repository, is a drafting head, supported or not, and not a whole model.
+
+    Raises:
+        HubError: nothing is there, or it cannot be fetched.
+        WeightsError: a file is broken.
+    """
+    config, names = peek(name)
+    return _known(names) is not None or _other(names, config) is not None
+
+
+def _reader(files: Files) -> Callable[[Files], Head]:
+    other = _other(files.tensors, files.config)
+    if other is not None:
+        raise DrafterError(f"{files.path} is a drafter of the kind {other}, which is not supported.")
+    found = _known(files.tensors)
+    if found is None:
+        raise DrafterError(f"{files.path} is no drafting head: no tensor of Medusa's or EAGLE's is in it.")
+    return found
+
+
+def _known(names: Collection[str]) -> Callable[[Files], Head] | None:
+    if read_medusa.is_original(names):
+        return read_medusa.read_original
+    if read_medusa.is_vllm(names):
+        return read_medusa.read_vllm
+    if any(name in names for name in ("fc.weight", "model.fc.weight", "midlayer.hidden_norm.weight")):
+        return read_eagle
+    return None
+
+
+def _other(names: Collection[str], config: Mapping[str, Any]) -> str | None:
+    for key, kind in _OTHER_KEYS:
+        if config.get(key):
+            return kind
+    for name in names:
+        for pattern, kind in _OTHERS:
+            if pattern.match(name):
+                return kind
+    return None
