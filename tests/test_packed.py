@@ -18,8 +18,9 @@ from paceline.folders import cache_folder
 from paceline.targets import load as loading
 from paceline.targets import packed
 from paceline.targets.linear import pack_embedding, pack_linear
-from paceline.targets.load import load, open_model, physical_cores
+from paceline.targets.load import load, open_model
 from paceline.targets.packed import convert, open_packed, packed_size
+from paceline.targets.resources import physical_cores
 from paceline.targets.spec import ModelSpec, from_hf_config
 from paceline.targets.weights import FolderWeights
 from tests.gguf_files import write_gguf

@@ -15,7 +15,7 @@ import psutil
 
 import paceline
 from paceline.kernels import describe
-from paceline.targets.load import physical_cores
+from paceline.targets.resources import physical_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from paceline.kernels import REFERENCE
 from paceline.options import Speculation
 from paceline.prompts import read_prompts
 from paceline.sampling import Sampling
-from paceline.targets.load import physical_cores
+from paceline.targets.resources import physical_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.batch import Batch
     from paceline.kernels.plan import Plan
     from paceline.pages import Slab
+    from paceline.targets.linear import Format
 
 CHUNK = 128
 _EXACT = 1024  # 127 x 127 x 1024 < 2^24: sums of so many 8-bit products are exact in float32
@@ -45,10 +46,9 @@ def int8_sums(inputs: Tensor, weights: Tensor) -> Tensor:
 class ReferenceLinear:
     """A product [R, K] -> [R, N] with packed weights."""
 
-    def __init__(self, tensors: dict[str, Tensor], n: int, k: int, number_format: str) -> None:
-        self._int8 = number_format == "int8"
-        self._weight = unpack_linear(tensors, n, k, "int8" if self._int8 else "bf16")
-        self._scale = tensors["scale"][:n] if self._int8 else None
+    def __init__(self, tensors: dict[str, Tensor], n: int, k: int, number_format: Format) -> None:
+        self._weight = unpack_linear(tensors, n, k, number_format)
+        self._scale = tensors["scale"][:n] if number_format == "int8" else None
         self._bias = tensors["bias"][:n] if "bias" in tensors else None
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 import psutil
@@ -23,13 +22,14 @@ from paceline.targets import hub, vocabulary
 from paceline.targets.decoder import Decoder
 from paceline.targets.linear import Format
 from paceline.targets.packed import PACKING_VERSION, convert, open_packed, short_context
-from paceline.targets.resources import check_memory
+from paceline.targets.resources import check_memory, physical_cores
 from paceline.targets.spec import ModelSpec, from_hf_config, uses_longrope
 from paceline.targets.vocabulary import TokenizerParts
 from paceline.targets.weights import FolderWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -181,17 +181,6 @@ def _cache_dtype(kv_dtype: str | None, dtype: Format) -> torch.dtype:
     known = {"fp32": torch.float32, "bf16": torch.bfloat16}
     choice("kv_dtype", kv_dtype, known)
     return known[kv_dtype]
-
-
-def physical_cores() -> int:
-    """How many cores the process may run on, hardware threads of one core counted once."""
-    if not hasattr(os, "sched_getaffinity"):
-        return psutil.cpu_count(logical=False) or 1
-    cores = set()
-    for processor in os.sched_getaffinity(0):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
-        cores.add(siblings.read_text() if siblings.exists() else str(processor))
-    return len(cores)
 
 
 def _entry(located: hub.Located, dtype: Format) -> Path:

@@ -1,16 +1,14 @@
-"""Needed and free memory and disk, compared before they run out."""
+"""What the machine has: memory and disk, compared with what is needed before they run out, and cores."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 
 from paceline.errors import ResourceError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def check_disk(folder: Path, needed: int) -> None:
@@ -39,3 +37,14 @@ def check_memory(needed: int, what: str) -> None:
             f"{what} needs {needed / 1e9:.2f} GB of memory, but only {free / 1e9:.2f} GB are free; "
             "take a smaller model or number format."
         )
+
+
+def physical_cores() -> int:
+    """How many cores the process may run on, hardware threads of one core counted once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return psutil.cpu_count(logical=False) or 1
+    cores = set()
+    for processor in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        cores.add(siblings.read_text() if siblings.exists() else str(processor))
+    return len(cores)
