@@ -80,7 +80,7 @@ def test_methods_are_written_with_their_options() -> None:
     assert parse_method("plain", common).speculation == Speculation.off()
     assert parse_method("ngram", common).speculation == Speculation(method="ngram", num_speculative_tokens=3)
     method = parse_method("draft_model:draft_layers=6,adaptive=false,num-speculative-tokens=4", common)
-    assert method.speculation == Speculation(draft_layers=6, adaptive=False, num_speculative_tokens=4)
+    assert method.speculation == Speculation(method="draft_model", draft_layers=6, adaptive=False, num_speculative_tokens=4)
     assert parse_method("draft_layers=6", {}).speculation == Speculation(draft_layers=6)
     assert parse_method("draft_model:model=some/name", {}).speculation.model == "some/name"
     for text, message in (
@@ -154,7 +154,7 @@ def test_what_was_learned_is_forgotten_before_every_cell(tiny_llm: LLM, monkeypa
 
     def note() -> None:
         forget()
-        pacers.append(tiny_llm.engine.pacer)
+        pacers.append(tiny_llm.engine.pacer.rows)
 
     monkeypatch.setattr(tiny_llm, "forget", note)
     runner = Runner(None, ENVIRONMENT, {}, lambda line: None)

@@ -18,6 +18,7 @@ from paceline.cli import main
 from paceline.drafters import View
 from paceline.sampling import Sampling
 from tests.bench_models import model_folder, tiny_llm
+from tests.toys import no_draw
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +62,7 @@ def test_every_reader_is_timed() -> None:
 
 def test_the_blind_drafter_fills_its_budget() -> None:
     drafter = BlindDrafter(50)
-    trees = drafter.propose([View(0, [1] * 9, lambda logits, path: 0)] * 2, [63, 0])
+    trees = drafter.propose([View(0, [1] * 9, no_draw)] * 2, [63, 0])
     assert [len(tree) for tree in trees] == [64, 1]
     trees[0].check(50)
 

@@ -245,7 +245,7 @@ def test_ways_to_ask_for_speculation(script: Script, arguments: list[str], expec
         (["--stop-token-ids", "a"], "as in --stop-token-ids 1,2"),
         (["--cache-memory", "lots"], "as in 512M"),
         (["--method", "ngrm"], "ngram"),
-        (["--method", "medusa"], "not part of this version"),
+        (["--method", "hydra"], "not part of this version"),
         (["--speculation", "{"], "JSON"),
         (["--speculation", "[1]"], "JSON object"),
         (["--speculation", '{"metod": "ngram"}'], "'method'"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from paceline import drafting
 from paceline.batch import Batch
 from paceline.drafters import Needs, Outcome, View
 from paceline.pages import PagePool, PageTable
@@ -79,7 +80,7 @@ class BlockDrafter:
     model: BlockModel
     pool: PagePool
     name: str = "block"
-    needs: Needs = field(default_factory=lambda: Needs(cost="block"))
+    needs: Needs = field(default_factory=Needs)
     held: dict[int, _Held] = field(default_factory=dict)
 
     def start(self, view: View, valid: int) -> None:
@@ -112,7 +113,7 @@ class BlockDrafter:
             self.held[view.id].filled = len(view.tokens)
             drafts: list[int] = []
             for row in logits[place * BLOCK : (place + 1) * BLOCK]:
-                drafts.append(view.draw(row, drafts))
+                drafts += view.draw(row, drafts).tokens
             survival = [0.8**depth for depth in range(1, BLOCK + 1)]
             trees.append(TokenTree.chain(view.tokens[-1], drafts, survival, self.name))
         return trees
@@ -201,7 +202,7 @@ def test_a_fork_of_a_block_drafter_goes_on_as_its_parent() -> None:
     sequence = run.add(PROMPT, drafter)
     run.engine.step()
     run.engine.step()
-    view = run.engine._view(sequence)
+    view = drafting.view(sequence)
     twin = View(99, view.tokens, view.draw)
     drafter.fork(sequence.id, twin)
     first, second = drafter.propose([view, twin], [5, 5])

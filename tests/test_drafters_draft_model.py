@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.nn.functional import pad
 
+from paceline import drafting
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.pages import PagePool
 from tests.toys import EOS, VOCAB, PairTarget, StrictTarget, ToyRun, alone, path_rule, same
@@ -272,7 +273,7 @@ def test_forks_and_rewinds() -> None:
         run.engine.step()
     drafter = draft.drafter
     filled = drafter.length(sequence.id)
-    child = run.engine._view(sequence)
+    child = drafting.view(sequence)
     twin = type(child)(99, child.tokens, child.draw)
     drafter.fork(sequence.id, twin)
     assert drafter.length(99) == filled
@@ -300,7 +301,7 @@ def test_a_fork_without_a_page_leaves_nothing_behind() -> None:
     run.engine.step()
     free = draft.pools[1].free
     taken = [draft.pools[1].take() for _ in range(free)]
-    view = run.engine._view(sequence)
+    view = drafting.view(sequence)
     with pytest.raises(Exception, match="in use"):
         draft.drafter.fork(sequence.id, type(view)(99, view.tokens, view.draw))
     for page in taken:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from paceline.drafters import View
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import DrafterError
-from tests.toys import VOCAB, ToyRun, alone, path_rule, same, trials
+from tests.toys import VOCAB, ToyRun, alone, no_draw, path_rule, same, trials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
 
 def view(tokens: Seq[int], number: int = 0) -> View:
-    return View(number, tokens, lambda logits, path: 0)
+    return View(number, tokens, no_draw)
 
 
 def drafts(drafter: NgramDrafter, tokens: Seq[int], budget: int, number: int = 0) -> list[int]:

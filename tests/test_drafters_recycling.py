@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline import LLM, Sampling
 from paceline.drafters import Outcome, View
 from paceline.drafters.recycling import RecyclingDrafter
-from tests.toys import VOCAB, ToyRun, alone, path_rule, same, trials
+from tests.toys import VOCAB, ToyRun, alone, no_draw, path_rule, same, trials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -26,7 +26,7 @@ SMALL = 20
 
 
 def view(tokens: Seq[int], number: int = 0, salt: str | None = None) -> View:
-    return View(number, tokens, lambda logits, path: 0, salt)
+    return View(number, tokens, no_draw, salt)
 
 
 def seen(drafter: RecyclingDrafter, scored: Seq[tuple[tuple[int, ...], Seq[int]]], root: int, number: int = 0) -> None:

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from paceline import LLM, OptionError, Sampling
 from paceline.drafters import Outcome, View
-from paceline.drafters.runs import Runs, chain
+from paceline.drafters._runs import Runs, chain
 from paceline.drafters.suffix import Answers, SuffixDrafter
-from tests.toys import VOCAB, ToyRun, alone, path_rule, same, trials
+from tests.toys import VOCAB, ToyRun, alone, no_draw, path_rule, same, trials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from paceline.drafters.runs import State
+    from paceline.drafters._runs import State
 
 Drafted = tuple[list[int], list[int], list[float]]
 
 
 def view(tokens: Seq[int], number: int = 0, salt: str | None = None) -> View:
-    return View(number, tokens, lambda logits, path: 0, salt)
+    return View(number, tokens, no_draw, salt)
 
 
 def drafts(drafter: SuffixDrafter, tokens: Seq[int], budget: int, number: int = 0, salt: str | None = None) -> Drafted:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from paceline.batch import Rows
-from paceline.drafters import View
+from paceline.choose import Chooser
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import Engine
@@ -25,8 +25,8 @@ from paceline.pages import PagePool, PageTable
 from paceline.request import Request
 from paceline.rules import LogitRules
 from paceline.sampling import Sampling
-from paceline.tree import TokenTree
-from paceline.verify import Chooser, Verdict, Verifier
+from paceline.tree import Drawn, TokenTree
+from paceline.verify import Verdict, Verifier
 from tests import test_drafters_draft_model, test_engine_sampling, test_engine_trees
 from tests.toys import (
     VOCAB,
@@ -221,13 +221,12 @@ def accepts_a_child_that_differs(patch: pytest.MonkeyPatch) -> None:
 
 
 def draws_a_draft_with_the_noise_of_another_place(patch: pytest.MonkeyPatch) -> None:
-    right = Engine._view
+    right = Chooser.draft
 
-    def view(self: Engine, sequence: Any) -> View:
-        seen = right(self, sequence)
-        return View(seen.id, seen.tokens, lambda logits, path: seen.draw(logits, [*path, 0]))
+    def draft(self: Chooser, logits: Tensor, path: Seq[int], *rest: Any, **more: Any) -> Drawn:
+        return right(self, logits, [*path, 0], *rest, **more)
 
-    patch.setattr(Engine, "_view", view)
+    patch.setattr(Chooser, "draft", draft)
 
 
 def judges_with_the_noise_of_the_node_instead_of_its_depth(patch: pytest.MonkeyPatch) -> None:

@@ -233,7 +233,7 @@ def test_a_drafter_that_raises_costs_no_token(llm: LLM, call: str, monkeypatch: 
         raise RuntimeError("not today")
 
     llm.generate(COUNT, GREEDY, speculation=NGRAM)
-    for drafter in list(llm._drafters.values()):
+    for drafter in list(llm.roster._drafters.values()):
         monkeypatch.setattr(drafter, call, fail)
     assert llm.generate(COUNT, LONG, speculation=NGRAM).token_ids == expected
     llm.forget()
@@ -279,7 +279,7 @@ def test_rules_at_their_extremes(llm: LLM, speculation: Any) -> None:
         ({"draft_layers": 31}, "30 layers"),
         ({"num_speculative_tokens": 64}, "63"),
         ({"model": "/no/such/folder"}, "/no/such/folder"),
-        ({"method": "medusa"}, "not part of this version"),
+        ({"method": "hydra"}, "not part of this version"),
         ([], "mapping"),
     ],
 )
@@ -290,7 +290,7 @@ def test_speculation_that_is_not_to_be_had(llm: LLM, speculation: Any, sentence:
 
 
 def test_a_cache_too_small_names_both_amounts() -> None:
-    with pytest.raises(Exception, match="368640 bytes, and 1000 bytes"):
+    with pytest.raises(Exception, match="368640 bytes, and 1000 are allowed"):
         LLM(cache_memory=1000)
     small = LLM(cache_memory=1_000_000, max_model_len=256)
     with pytest.raises(Exception, match=r"320 tokens of cache; the cache holds 32"):

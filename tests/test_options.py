@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.drafters.methods import recipe
+from paceline import methods
 from paceline.errors import OptionError, PacelineError
 from paceline.options import NEUTRAL, OTHER_METHODS, Speculation, integer, number, reject_unknown
 
@@ -72,7 +72,7 @@ def test_a_call_overrides_what_it_names() -> None:
     assert Speculation.parse({"num_speculative_tokens": 3}, engine).method == "ngram"
     assert Speculation.parse({"num_speculative_tokens": 3}, engine).num_speculative_tokens == 3
     assert not Speculation.parse({"num_speculative_tokens": 3}, engine).adaptive
-    assert Speculation.parse({"draft_layers": 4}, engine).method == "draft_model"
+    assert methods.chosen(Speculation.parse({"draft_layers": 4}, engine)) == "draft_model"
     drafting = Speculation(draft_layers=4)
     assert Speculation.parse("ngram", drafting) == Speculation(method="ngram")
     assert Speculation.parse({"model": "small"}, drafting) == Speculation(model="small")
@@ -86,8 +86,8 @@ def test_a_call_switches_a_plain_engine_on_by_naming_anything() -> None:
 
 
 def test_a_draft_model_is_meant_where_one_is_named() -> None:
-    assert Speculation.parse({"model": "small"}).method == "draft_model"
-    assert Speculation.parse({"draft_layers": 6}).method == "draft_model"
+    assert methods.chosen(Speculation.parse({"model": "small"})) == "draft_model"
+    assert methods.chosen(Speculation.parse({"draft_layers": 6})) == "draft_model"
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "recycling"])
@@ -97,7 +97,7 @@ def test_a_method_without_a_model_drops_the_one_that_was_set_up(method: str) -> 
 
 def test_drafters_are_shared_where_what_they_are_made_from_is_equal() -> None:
     def made(**options: Any) -> tuple[object, ...]:
-        return recipe(Speculation(**options))
+        return methods.recipe(Speculation(**options))
 
     assert made() == made(method="ngram", num_speculative_tokens=9, adaptive=False, tree="none")
     assert made(method="ngram") != made(method="ngram", prompt_lookup_max=9)
@@ -130,12 +130,7 @@ def test_an_alias() -> None:
         ({"num_speculative_tokens": -1}, "at least 0"),
         ({"num_speculative_tokens": 2.5}, "whole number"),
         ({"num_speculative_tokens": True}, "whole number"),
-        ({"method": "draft_model"}, "model=.*draft_layers="),
         ({"model": "small", "draft_layers": 3}, "exclude each other"),
-        ({"model": "small", "method": "ngram"}, "without model"),
-        ({"draft_layers": 3, "method": "ngram"}, "without draft_layers"),
-        ({"draft_layers": 3, "method": "suffix"}, "'suffix' drafts without draft_layers"),
-        ({"model": "small", "method": "recycling"}, "'recycling' drafts without model"),
         ({"suffix_decoding_max_tree_depth": 1}, "2 to 1024"),
         ({"suffix_decoding_max_cached_requests": -1}, "at least 0"),
         ({"suffix_decoding_max_spec_factor": -0.5}, "at least 0"),
@@ -143,7 +138,7 @@ def test_an_alias() -> None:
         ({"suffix_decoding_min_token_prob": "high"}, "is a number"),
         ({"draft_layers": 0}, "at least 1"),
         ({"model": ""}, "names a draft model"),
-        ({"method": "ngrm"}, "'ngrm' is unknown; choose from auto, ngram, draft_model"),
+        ({"method": "ngrm"}, "'ngrm' is unknown; choose from auto, .*ngram"),
         ({"method": 3}, "unknown"),
         ({"rule": "ratio"}, "rule 'ratio' is not part of this version; choose from coupled"),
         ({"rule": "cupled"}, "unknown; choose from coupled"),
@@ -165,6 +160,21 @@ def test_an_alias() -> None:
 def test_refused(value: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Speculation.parse(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"method": "draft_model"}, "model=.*draft_layers="),
+        ({"model": "small", "method": "ngram"}, "without model"),
+        ({"draft_layers": 3, "method": "ngram"}, "without draft_layers"),
+        ({"draft_layers": 3, "method": "suffix"}, "'suffix' drafts without draft_layers"),
+        ({"model": "small", "method": "recycling"}, "'recycling' drafts without model"),
+    ],
+)
+def test_a_method_and_a_draft_model_that_do_not_go_together(value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        methods.check(Speculation.parse(value))
 
 
 @pytest.mark.parametrize("method", [*OTHER_METHODS, "deepseek_mtp"])

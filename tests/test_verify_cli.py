@@ -20,7 +20,7 @@ from paceline.sampling import Sampling
 from paceline.targets.hub import DEFAULT_MODEL
 from paceline.verify import Verdict, Verifier
 from tests.bench_models import model_folder, prompts, tiny_llm
-from tests.toys import ScriptedDrafter
+from tests.toys import ScriptedDrafter, no_draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ def test_where_too_few_drafts_are_judged_the_oracle_helps_and_the_report_says_so
 
 
 def view(tokens: Sequence[int], number: int = 0) -> View:
-    return View(number, tokens, lambda logits, path: 0)
+    return View(number, tokens, no_draw)
 
 
 def test_the_oracle_is_wrong_as_often_as_it_is_told() -> None:

@@ -21,7 +21,7 @@ from paceline.sampling import Sampling
 from paceline.targets import Scores
 from paceline.targets.toy import ToyTarget
 from paceline.text import Detokenizer, Tokenizer
-from paceline.tree import TokenTree
+from paceline.tree import Drawn, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,11 @@ def _byte_of() -> dict[str, int]:
 
 
 TOKENIZER = byte_tokenizer()
+
+
+def no_draw(logits: Tensor, path: Seq[int], count: int = 1, *, node: int = 0, ids: Tensor | None = None) -> Drawn:
+    """The draw of a view whose drafter draws nothing."""
+    raise AssertionError("this drafter has no logits to draw from")
 
 
 @dataclass

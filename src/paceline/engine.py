@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from contextlib import contextmanager
@@ -12,15 +11,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.acceptance import RULES
 from paceline.batch import Rows
-from paceline.drafters import Outcome, View
-from paceline.errors import DrafterError, PacelineError
+from paceline.choose import Chooser
+from paceline.drafting import Drafting, features
+from paceline.errors import PacelineError
 from paceline.pacer import Pacer
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
 from paceline.scheduler import Scheduler
 from paceline.tree import TokenTree
-from paceline.verify import Chooser, Verdict, Verifier
+from paceline.verify import Verdict, Verifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from paceline.scheduler import Piece, Plan
     from paceline.targets import Scores, Target
     from paceline.text import Detokenizer
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ class Engine:
         self.scheduler = Scheduler(pools, max_num_seqs, max_batch_tokens, max_model_len, lag)
         self.pacer = pacer or Pacer()
         self.verifier = Verifier()
+        self.drafting = Drafting(target.vocab_size, self.pacer, clock)
         self.clock = clock
         self._lag = lag
         self._slabs = [pool.slab for pool in self.pools]
@@ -104,15 +104,16 @@ class Engine:
             ResourceError: the whole cache is too small for it.
         """
         tokens = list(request.prompt)
+        rule = RULES.get(request.rule)
         sequence = Sequence(
             id=next(self._ids),
             request=request,
             text=text,
-            choose=Chooser(request, rules, tokens),
+            choose=Chooser(request, rules, tokens, rule),
             record=SpeculationRecord(
                 drafter.name if drafter else "none",
                 request.seed,
-                self.verifier.lossless,
+                rule.lossless if rule else "bits",
                 origins=[] if request.origins else None,
             ),
             drafter=drafter,
@@ -121,15 +122,11 @@ class Engine:
         )
         self.scheduler.add(sequence)
         self.pacer.start(sequence.id)
-        if drafter is not None:
-            try:
-                drafter.start(self._view(sequence), 0)
-            except Exception:
-                log.exception("the drafter %s failed to start; the request goes on without it", drafter.name)
-                self._part(sequence)
-            except BaseException as error:
-                self._fail(sequence, error)
-                raise
+        try:
+            self.drafting.start(sequence)
+        except BaseException as error:
+            self._fail(sequence, error)
+            raise
         return sequence
 
     def cancel(self, sequence: Sequence, reason: str = "abort") -> None:
@@ -174,7 +171,8 @@ class Engine:
             with _one_torch_thread():
                 done = self._accept(decodes, plan.pieces, scores)
                 accepted = self.clock()
-                self._observe(done, plan.pieces, scores)
+                judged = ((decode.sequence, decode.tree, verdict) for decode, verdict in done.decodes)
+                self.drafting.observe(judged, plan.pieces, scores)
             self._pace(done, plan, proposed - started, scored - proposed, accepted - scored)
             self._passes.append(done)
             done.seconds.other = self.clock() - accepted
@@ -187,63 +185,31 @@ class Engine:
 
     def _propose(self, plan: Plan) -> list[_Decode]:
         """A tree for each decoding sequence: the root alone unless drafting pays."""
+        sequences = [sequence for sequence, _ in plan.decodes]
         ceilings = [
             min(room, sequence.request.speculation.num_speculative_tokens) if sequence.drafter else 0
             for sequence, room in plan.decodes
         ]
-        sequences = [sequence for sequence, _ in plan.decodes]
         budgets = self._budgets(sequences, ceilings, not plan.pieces)
-        trees = {sequence.id: TokenTree.root(sequence.tokens[-1]) for sequence in sequences}
-        asked: dict[int, list[tuple[Sequence, int]]] = {}
+        trees = self.drafting.propose(zip(sequences, budgets, strict=True))
+        decodes = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            if budget:
-                sequence.record.asked += 1
-                asked.setdefault(id(sequence.drafter), []).append((sequence, budget))
-        for group in asked.values():
-            trees.update(self._ask(group))
-        decodes = [_Decode(s, trees[s.id], budget) for s, budget in zip(sequences, budgets, strict=True)]
-        for decode in decodes:
-            decode.sequence.in_flight += decode.budget + 1
+            tree = trees.get(sequence.id) or TokenTree.root(sequence.tokens[-1])
+            decodes.append(_Decode(sequence, tree, budget))
+            sequence.in_flight += budget + 1
         return decodes
 
     def _budgets(self, sequences: Seq[Sequence], ceilings: Seq[int], measured: bool) -> list[int]:
         paced: list[tuple[int, str, int]] = []
         beside = 0
         for sequence, ceiling in zip(sequences, ceilings, strict=True):
-            if sequence.drafter and sequence.request.speculation.adaptive:
+            if sequence.drafter and sequence.request.paced:
                 paced.append((sequence.id, sequence.drafter.name, ceiling))
             else:
                 beside += 1 + ceiling
         budgets = self.pacer.budgets(paced, beside, measured)
         chosen = {wish[0]: budget for wish, budget in zip(paced, budgets, strict=True)}
         return [chosen.get(s.id, ceiling) for s, ceiling in zip(sequences, ceilings, strict=True)]
-
-    def _ask(self, group: Seq[tuple[Sequence, int]]) -> dict[int, TokenTree]:
-        """One drafter's trees, cut to their budgets; what cannot be verified is left out with a line in the log."""
-        drafter = group[0][0].drafter
-        assert drafter is not None
-        started, asked = self.clock(), sum(budget for _, budget in group)
-        try:
-            trees = drafter.propose([self._view(s) for s, _ in group], [budget for _, budget in group])
-            if len(trees) != len(group):
-                raise DrafterError(f"{len(trees)} token trees were proposed for {len(group)} sequences.")
-        except Exception:
-            log.exception("the drafter %s failed; this step goes on without it", drafter.name)
-            self.pacer.learn_draft(drafter.name, asked, 0, self.clock() - started)
-            self._restart(drafter, [sequence for sequence, _ in group])
-            return {}
-        usable: dict[int, TokenTree] = {}
-        for (sequence, budget), tree in zip(group, trees, strict=True):
-            try:
-                tree.check(self.target.vocab_size)
-                if tree.tokens[0] != sequence.tokens[-1]:
-                    raise DrafterError("the root of a token tree is the last committed token.")
-                usable[sequence.id] = self.pacer.select(tree, budget)
-            except Exception as error:
-                log.warning("a token tree of the drafter %s is left out: %s", drafter.name, error)
-        given = sum(len(tree) - 1 for tree in usable.values())
-        self.pacer.learn_draft(drafter.name, asked, given, self.clock() - started)
-        return usable
 
     def _forward(self, decodes: Seq[_Decode], pieces: Seq[Piece]) -> Scores:
         for decode in decodes:
@@ -259,8 +225,8 @@ class Engine:
         for piece in pieces:
             tokens = piece.sequence.tokens[piece.start : piece.start + piece.rows]
             rows.piece(tokens, piece.start, piece.sequence.tables, piece.scored)
-        layers = {layer for d in decodes for layer in _features(d.sequence)}
-        layers |= {layer for p in pieces for layer in _features(p.sequence)}
+        layers = {layer for d in decodes for layer in features(d.sequence)}
+        layers |= {layer for p in pieces for layer in features(p.sequence)}
         return self.target.forward(rows.batch(), self._slabs, sorted(layers))
 
     def _accept(self, decodes: Seq[_Decode], pieces: Seq[Piece], scores: Scores) -> _Pass:
@@ -303,86 +269,13 @@ class Engine:
         sequence = piece.sequence
         if sequence.request.sampling.prompt_logprobs is not None:
             try:
-                sequence.score_prompt(piece, logits)
+                sequence.score_prompt(piece.start, logits)
             except PacelineError as error:
                 self._fail(sequence, error)
                 return Verdict.nothing()
         if piece.ends_prompt and sequence.request.limit > sequence.prompt_length:
             return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[piece.scored - 1 :])
         return Verdict.nothing()
-
-    def _observe(self, done: _Pass, pieces: Seq[Piece], scores: Scores) -> None:
-        """Tell every drafter what was committed."""
-        heard: dict[int, tuple[Drafter, list[Sequence], list[Outcome]]] = {}
-
-        def tell(sequence: Sequence, drafter: Drafter, outcome: Outcome) -> None:
-            _, sequences, outcomes = heard.setdefault(id(drafter), (drafter, [], []))
-            sequences.append(sequence)
-            outcomes.append(outcome)
-
-        row = 0
-        for decode, verdict in done.decodes:
-            sequence = decode.sequence
-            if sequence.drafter is not None:
-                rows = [row + node for node in verdict.path]
-                outcome = Outcome(
-                    id=sequence.id,
-                    start=sequence.filled - len(rows),
-                    rows=[decode.tree.tokens[node] for node in verdict.path],
-                    accepted=len(rows) - 1,
-                    token=verdict.tokens[-1],
-                    features={layer: scores.features[layer][rows] for layer in _features(sequence)},
-                    scored=_scored(sequence, decode.tree, scores, row),
-                )
-                tell(sequence, sequence.drafter, outcome)
-            row += len(decode.tree)
-        for piece in pieces:
-            sequence = piece.sequence
-            if sequence.drafter is not None:
-                end = piece.start + piece.rows
-                outcome = Outcome(
-                    id=sequence.id,
-                    start=piece.start,
-                    rows=sequence.tokens[piece.start : end],
-                    accepted=0,
-                    token=sequence.tokens[end] if end < len(sequence.tokens) else None,
-                    features={layer: scores.features[layer][row : row + piece.rows] for layer in _features(sequence)},
-                )
-                tell(sequence, sequence.drafter, outcome)
-            row += piece.rows
-        for drafter, sequences, outcomes in heard.values():
-            try:
-                drafter.observe(outcomes)
-            except Exception:
-                log.exception("the drafter %s failed to observe; it starts again from nothing", drafter.name)
-                self._restart(drafter, sequences)
-
-    def _restart(self, drafter: Drafter, sequences: Seq[Sequence]) -> None:
-        """Rewind a drafter after an exception. One that fails again is left out for the rest of the request, and so
-        is one that lives on features: those of the tokens so far are gone."""
-        for sequence in sequences:
-            try:
-                drafter.rewind(sequence.id, 0)
-            except Exception:
-                log.exception("the drafter %s failed to rewind; the request goes on without it", drafter.name)
-                self._part(sequence)
-            else:
-                if drafter.needs.features:
-                    self._part(sequence)
-
-    def _part(self, sequence: Sequence) -> None:
-        """Decode a sequence without its drafter from here on."""
-        self._release(sequence)
-        sequence.drafter = None
-        sequence.record.failed = True
-
-    def _release(self, sequence: Sequence) -> None:
-        drafter = sequence.drafter
-        if drafter is not None:
-            try:
-                drafter.release(sequence.id)
-            except Exception:
-                log.exception("the drafter %s failed to release a sequence", drafter.name)
 
     def _pace(self, done: _Pass, plan: Plan, draft: float, verify: float, sample: float) -> None:
         done.seconds = Seconds(draft, verify, sample)
@@ -445,16 +338,13 @@ class Engine:
         del sequence.tokens[sequence.delivered :]
         self.scheduler.remove(sequence)
         self.pacer.release(sequence.id)
-        self._release(sequence)
+        self.drafting.release(sequence)
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         """End a sequence for what it, or the step, has met; it may be half ended already."""
         sequence.error = error
         self._finish(sequence, sequence.finish_reason or "abort")
         sequence.drafter = None
-
-    def _view(self, sequence: Sequence) -> View:
-        return View(sequence.id, sequence.tokens, sequence.choose, sequence.request.cache_salt)
 
 
 @contextmanager
@@ -467,16 +357,3 @@ def _one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _features(sequence: Sequence) -> tuple[int, ...]:
-    return sequence.drafter.needs.features if sequence.drafter else ()
-
-
-def _scored(sequence: Sequence, tree: TokenTree, scores: Scores, row: int) -> list[tuple[tuple[int, ...], Tensor]]:
-    """Each scored row's path below the root and its best ids, where the drafter declares top-k."""
-    top = sequence.drafter.needs.top_k if sequence.drafter else 0
-    if not top:
-        return []
-    best = scores.logits[row : row + len(tree)].topk(top).indices
-    return [(tuple(tree.tokens[n] for n in tree.path(node)[1:]), best[node]) for node in range(len(tree))]

@@ -5,28 +5,27 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-import psutil
 from torch import Tensor
 
+from paceline import methods
+from paceline.cache import CacheBudget
 from paceline.chat import ChatTemplate
 from paceline.completion import Chunk, Completion
-from paceline.drafters.methods import Surroundings, create, recipe
 from paceline.engine import Engine
-from paceline.errors import ContextLengthError, DrafterError, OptionError, RequestError, ResourceError
+from paceline.errors import ContextLengthError, OptionError, RequestError
 from paceline.options import Speculation, reject_unknown
-from paceline.pacer import Pacer
-from paceline.pages import PAGE, PagePool, pages_for
+from paceline.pages import PAGE
 from paceline.request import Request
+from paceline.roster import DraftModels, Roster
 from paceline.rules import LogitRules, bad_word_ids
 from paceline.sampling import Sampling
 from paceline.settings import EngineOptions
 from paceline.targets.load import load
-from paceline.targets.vocabulary import compare_vocabularies
 from paceline.text import Detokenizer, Tokenizer
-from paceline.tree import MAX_NODES
 from paceline.turns import Turns
+from paceline.wishes import Wishes, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,13 +34,10 @@ if TYPE_CHECKING:
     from paceline.options import SpeculationLike
     from paceline.pages import CacheGroup
     from paceline.request import Sequence as Running
-    from paceline.targets.decoder import Decoder
     from paceline.targets.load import Loaded
 
 _MAX_BATCH_TOKENS = 512
 _SCORED_PIECE = 64  # rows of a prompt in one pass where each of them is scored: a row of logits is large
-_AS_SET_UP: Mapping[str, Any] = {}  # what a call says that says nothing: it drafts as the engine was set up to
-_CACHE_SHARE = 4  # the cache takes at most this part of the free memory
 
 
 class LLM:
@@ -78,26 +74,31 @@ class LLM:
         reject_unknown("LLM", options, [*names, "speculation", "speculative_config", "progress"])
         self.options = EngineOptions(**options)
         self.speculation = Speculation.parse(speculation)
+        methods.check(self.speculation)
         self._progress = progress
         self.loaded = self._load(model, self.options.max_model_len)
         self.tokenizer = Tokenizer.from_parts(self.loaded.tokenizer)
         self.max_model_len = self.loaded.decoder.max_positions
         self._template = ChatTemplate.from_parts(self.loaded.tokenizer)
-        self._draft_models: dict[str | int, Decoder] = {}
-        self._draft_pools: list[PagePool] = []
-        self._draft_bytes = 0
-        self._drafters: dict[tuple[object, ...], Drafter] = {}
         self._turns = Turns()
-        self._pages = self._cache_pages()
+        models = DraftModels(self.loaded, lambda name: self._load(name, None))
+        budget = CacheBudget(
+            [*self.loaded.decoder.groups, *self._draft_groups(models)],
+            self.options.cache_memory,
+            self.options.max_num_seqs,
+            self.max_model_len,
+            _MAX_BATCH_TOKENS,
+        )
         self.engine = Engine(
             self.loaded.decoder,
-            self._pools(self.loaded.decoder.groups),
+            budget.cut(self.loaded.decoder.groups),
             max_num_seqs=self.options.max_num_seqs,
             max_batch_tokens=_MAX_BATCH_TOKENS,
             max_model_len=self.max_model_len,
         )
+        self.roster = Roster(models, budget, self.max_model_len)
         if self.speculation.enabled:
-            self.drafter(self.speculation)
+            self.roster.drafter(self.speculation)
 
     def _load(self, model: str, max_model_len: int | None) -> Loaded:
         return load(
@@ -109,82 +110,15 @@ class LLM:
             progress=self._progress,
         )
 
-    def _cache_pages(self) -> int:
-        """How many pages of 16 tokens the budget holds, the cache of the engine's own draft model counted."""
-        free = psutil.virtual_memory().available
-        memory = free // _CACHE_SHARE if self.options.cache_memory is None else self.options.cache_memory
-        if memory > free:
-            raise ResourceError(f"cache_memory is {memory} bytes, and {free} bytes are free: lower it.")
-        groups = list(self.loaded.decoder.groups)
-        if self.speculation.enabled and self.speculation.draft_layers is not None:
-            groups += self._prefix(self.speculation.draft_layers).groups
-        elif self.speculation.enabled and self.speculation.model is not None:
-            groups += self._draft_model(self.speculation.model).groups
-        per_page = sum(group.page_bytes for group in groups)
-        if memory < per_page:
-            raise ResourceError(
-                f"{PAGE} tokens of cache take {per_page} bytes, and {memory} bytes are allowed: raise cache_memory."
-            )
-        most = self.options.max_num_seqs * pages_for(self.max_model_len + MAX_NODES)
-        return int(min(memory // per_page, most))
-
-    def _pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
-        """Page pools of the chosen size for all of ``groups``."""
-        windowed = pages_for(max(_MAX_BATCH_TOKENS, MAX_NODES)) + 2
-        return [
-            PagePool(
-                group,
-                self._pages
-                if group.window is None
-                else min(self._pages, self.options.max_num_seqs * (pages_for(group.window) + windowed)),
-            )
-            for group in groups
-        ]
-
-    def _add_pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
-        """Page pools for a drafter's own groups."""
-        pools = self._pools(groups)
-        self._draft_pools += pools
-        return pools
-
-    def _prefix(self, layers: int) -> Decoder:
-        """The target's own first layers, made once; weights are shared."""
-        if layers not in self._draft_models:
-            self._draft_models[layers] = self.loaded.decoder.prefix(layers)
-        return self._draft_models[layers]
-
-    def _draft_model(self, name: str) -> Decoder:
-        """Load a draft model once, in the target's number format, and check that it speaks the same tokens."""
-        if name not in self._draft_models:
-            loaded = self._load(name, None)
-            differences = compare_vocabularies(self.loaded.tokenizer, loaded.tokenizer)
-            if differences:
-                raise DrafterError(
-                    f"{name} cannot draft for {self.loaded.name}: {differences[0].rstrip('.')}; "
-                    "`paceline inspect` shows every check."
-                )
-            self._draft_bytes += loaded.weight_bytes
-            self._draft_models[name] = loaded.decoder
-        return self._draft_models[name]
-
-    def drafter(self, speculation: Speculation) -> Drafter:
-        """The drafter for these options, made once.
-
-        Raises:
-            DrafterError: it does not fit the target.
-            ModelError: the draft model cannot be loaded.
-        """
-        key = recipe(speculation)
-        if key not in self._drafters:
-            around = Surroundings(
-                target=self.loaded.decoder,
-                prefix=self._prefix,
-                draft_model=self._draft_model,
-                pools=self._add_pools,
-                max_model_len=self.max_model_len,
-            )
-            self._drafters[key] = create(speculation, around)
-        return self._drafters[key]
+    def _draft_groups(self, models: DraftModels) -> Sequence[CacheGroup]:
+        """The cache groups of the engine's own draft model, so that its cache is planned with the target's."""
+        if not self.speculation.enabled:
+            return ()
+        if self.speculation.draft_layers is not None:
+            return models.prefix(self.speculation.draft_layers).groups
+        if self.speculation.model is not None:
+            return models.named(self.speculation.model).decoder.groups
+        return ()
 
     def forget(self) -> None:
         """Forget what was learned from earlier requests: the drafters' state and the pacer's estimates.
@@ -195,22 +129,20 @@ class LLM:
         with self._turns:
             if not self.engine.idle:
                 raise RequestError("what drafters learn can be forgotten only while no request is running.")
-            self._drafters.clear()
-            self._draft_pools.clear()
-            self.engine.pacer = Pacer()
+            self.roster.forget()
+            self.engine.pacer.forget()
 
     @property
     def notes(self) -> list[str]:
         """What was chosen at the start, and what weights, cache and drafter take; one line each."""
         decoder = self.loaded.decoder
         cache = sum(pool.pages * pool.group.page_bytes for pool in self.engine.pools)
-        drafting = sum(pool.pages * pool.group.page_bytes for pool in self._draft_pools) + self._draft_bytes
         tokens = max(pool.pages for pool in self.engine.pools) * PAGE
         chosen = (
             f"{self.loaded.name}: {self.loaded.dtype} on the cpu ({decoder.path}), {decoder.threads} threads, context "
             f"{self.max_model_len:,}; weights {_mib(self.loaded.weight_bytes)}, cache {_mib(cache)} for "
             f"{tokens:,} tokens in {str(self.engine.pools[0].group.dtype).removeprefix('torch.')}, "
-            f"drafter {_mib(drafting)}"
+            f"drafter {_mib(self.roster.bytes)}"
         )
         return [chosen, *self.loaded.notes]
 
@@ -223,16 +155,12 @@ class LLM:
         self,
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         sampling: Sampling | None = None,
-        *,
-        speculation: SpeculationLike | Speculation = _AS_SET_UP,
-        origins: bool = False,
-        cache_salt: str | None = None,
+        **wishes: Unpack[Wishes],
     ) -> Any:
         """Complete one prompt or a list of them, each a text or a list of token ids.
 
         Args:
-            cache_salt: what drafters learn from these requests serves requests of the same key alone, so that no
-                text of others shows in their timing.
+            wishes: the fields of :class:`~paceline.wishes.Wishes`.
 
         Returns:
             One :class:`Completion`, or a list of them in the order of the prompts; for ``sampling.n`` above 1 a
@@ -245,27 +173,24 @@ class LLM:
             ModelError: the model's logits are not numbers.
         """
         each, single = _prompts(prompts)
-        answers = self._run([self._encode(prompt) for prompt in each], sampling, speculation, origins, cache_salt)
+        answers = self._run([self._encode(prompt) for prompt in each], sampling, wishes)
         return answers[0] if single else answers
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling: Sampling | None = None,
-        *,
-        speculation: SpeculationLike | Speculation = _AS_SET_UP,
-        origins: bool = False,
-        cache_salt: str | None = None,
-        **template: Any,
+        **wishes: Any,
     ) -> Any:
         """Answer one conversation or a list of them; see :meth:`generate` for the rest.
 
-        ``template`` goes to the chat template, as in ``enable_thinking=False``.
+        What is no wish goes to the chat template, as in ``enable_thinking=False``.
         """
-        single = not messages or hasattr(messages[0], "keys")
+        single = not messages or isinstance(messages[0], Mapping)
         each = [messages] if single else list(messages)
+        template = {name: wishes.pop(name) for name in [*wishes] if name not in Wishes.__annotations__}
         prompts = [self.chat_ids(conversation, **template) for conversation in each]  # type: ignore[arg-type]
-        answers = self._run(prompts, sampling, speculation, origins, cache_salt)
+        answers = self._run(prompts, sampling, cast("Wishes", wishes))
         return answers[0] if single else answers
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
@@ -276,10 +201,7 @@ class LLM:
         self,
         prompt: str | Sequence[int],
         sampling: Sampling | None = None,
-        *,
-        speculation: SpeculationLike | Speculation = _AS_SET_UP,
-        origins: bool = False,
-        cache_salt: str | None = None,
+        **wishes: Unpack[Wishes],
     ) -> Iterator[Chunk]:
         """Complete one prompt step by step. Leaving the iterator stops the request and frees all that it holds.
 
@@ -292,18 +214,13 @@ class LLM:
             raise OptionError(f"a stream has one answer; n is {sampling.n}.")
         ids = self._encode(prompt)
         self._check_length(ids, sampling)
-        return self._follow(ids, sampling, Speculation.parse(speculation, self.speculation), origins, cache_salt)
+        check(wishes)
+        Speculation.parse(wishes.get("speculation", {}), self.speculation)
+        return self._follow(ids, sampling, wishes)
 
-    def _follow(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        speculation: Speculation,
-        origins: bool,
-        cache_salt: str | None,
-    ) -> Iterator[Chunk]:
+    def _follow(self, prompt: list[int], sampling: Sampling, wishes: Wishes) -> Iterator[Chunk]:
         """Queue the request when the first chunk is asked for, so that a stream never begun holds nothing."""
-        (running,) = self._add(prompt, sampling, speculation, origins, cache_salt)
+        (running,) = self._add(prompt, sampling, wishes)
         given, going = 0, True
         try:
             while going:
@@ -321,10 +238,8 @@ class LLM:
         prompt: str | Sequence[int],
         sampling: Sampling | None = None,
         *,
-        speculation: SpeculationLike | Speculation = _AS_SET_UP,
         drafter: Drafter | None = None,
-        origins: bool = False,
-        cache_salt: str | None = None,
+        **wishes: Unpack[Wishes],
     ) -> list[Running]:
         """Queue one prompt; its ``n`` answers grow with every step of ``engine``.
 
@@ -334,21 +249,14 @@ class LLM:
         Raises:
             RequestError: as for :meth:`generate`.
         """
-        return self._add(self._encode(prompt), self._sampling(sampling), speculation, origins, cache_salt, drafter)
+        return self._add(self._encode(prompt), self._sampling(sampling), wishes, drafter)
 
-    def _run(
-        self,
-        prompts: Sequence[list[int]],
-        sampling: Sampling | None,
-        speculation: SpeculationLike | Speculation,
-        origins: bool,
-        cache_salt: str | None,
-    ) -> list[Any]:
+    def _run(self, prompts: Sequence[list[int]], sampling: Sampling | None, wishes: Wishes) -> list[Any]:
         sampling = self._sampling(sampling)
         groups: list[list[Running]] = []
         try:
             for prompt in prompts:
-                groups.append(self._add(prompt, sampling, speculation, origins, cache_salt))
+                groups.append(self._add(prompt, sampling, wishes))
             every = [running for group in groups for running in group]
             going = bool(every)
             while going:
@@ -390,19 +298,13 @@ class LLM:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.check(prompt)
 
     def _add(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        speculation: SpeculationLike | Speculation,
-        origins: bool,
-        cache_salt: str | None,
-        drafter: Drafter | None = None,
+        self, prompt: list[int], sampling: Sampling, wishes: Wishes, drafter: Drafter | None = None
     ) -> list[Running]:
         """Queue the choices of one prompt, after every check that can fail."""
         self._check_length(prompt, sampling)
-        if not isinstance(cache_salt, str | None):
-            raise OptionError(f"cache_salt is a text, not {cache_salt!r}.")
-        spec = Speculation.parse(speculation, self.speculation)
+        check(wishes)
+        spec = Speculation.parse(wishes.get("speculation", {}), self.speculation)
+        methods.check(spec)
         wanted = self.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         rules = self._rules(sampling, prompt)
         first = Request(
@@ -414,15 +316,17 @@ class LLM:
             limit=min(wanted, self.max_model_len),
             speculation=spec,
             piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
-            origins=origins,
-            cache_salt=cache_salt,
+            origins=wishes.get("origins", False),
+            cache_salt=wishes.get("cache_salt"),
+            prediction=tuple(self._prediction(wishes.get("prediction"))),
+            constraint=wishes.get("constraint"),
         )
         added: list[Running] = []
         with self._turns:
             if not spec.enabled:
                 drafter = None
             elif drafter is None:
-                drafter = self.drafter(spec)
+                drafter = self.roster.drafter(spec)
             try:
                 for choice in range(sampling.n):
                     request = replace(first, choice=choice)
@@ -431,6 +335,11 @@ class LLM:
                 self._cancel(added)
                 raise
         return added
+
+    def _prediction(self, prediction: str | Sequence[int] | None) -> list[int]:
+        if isinstance(prediction, str):
+            return self.tokenizer.encode(prediction, add_special_tokens=False)
+        return self.tokenizer.check(prediction) if prediction else []
 
     def _check_length(self, prompt: list[int], sampling: Sampling) -> None:
         """

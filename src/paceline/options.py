@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from paceline import methods
 from paceline.errors import OptionError
 from paceline.tree import MAX_NODES
 
@@ -114,12 +115,9 @@ def choice(name: str, value: object, ours: Collection[str], others: Collection[s
     raise OptionError(f"{name} {value!r} is unknown; choose from {choices}.")
 
 
-METHODS = ("auto", "ngram", "draft_model", "suffix", "recycling")
-MODELLESS = ("ngram", "suffix", "recycling")
 OTHER_METHODS = (
-    *("lookahead", "medusa", "eagle", "eagle3", "hydra", "mtp", "mlp_speculator"),
-    *("dflash", "dspark", "pard", "ngram_gpu", "grammar", "prediction", "cascade", "vocabulary"),
-    *("custom_class", "extract_hidden_states"),
+    *("hydra", "mtp", "mlp_speculator", "dflash", "dspark", "pard", "ngram_gpu", "custom_class"),
+    "extract_hidden_states",
 )
 RULES = ("coupled",)
 OTHER_RULES = ("strict", "ratio", "block", "recursive", "traversal", "typical")
@@ -169,8 +167,8 @@ class Speculation:
 
     Attributes:
         enabled: False is plain decoding.
-        method: "auto", "ngram", "draft_model", "suffix" or "recycling".
-        model: the draft model: a name, a hub id, a folder or a file.
+        method: "auto", or one of :func:`paceline.methods.names`.
+        model: the draft model or the checkpoint of a head: a name, a hub id, a folder or a file.
         num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted;
             with ``adaptive`` false their fixed number. 1 to 63; 0 is plain decoding.
         adaptive: draft fewer, or none, where it does not pay.
@@ -203,7 +201,7 @@ class Speculation:
     def __post_init__(self) -> None:
         flag("enabled", self.enabled)
         flag("adaptive", self.adaptive)
-        choice("method", self.method, METHODS, OTHER_METHODS)
+        choice("method", self.method, ("auto", *methods.names()), OTHER_METHODS)
         choice("rule", self.rule, RULES, OTHER_RULES)
         self._check_numbers()
         self._check_draft()
@@ -232,17 +230,6 @@ class Speculation:
             integer("draft_layers", self.draft_layers, 1)
         if self.model is not None and self.draft_layers is not None:
             raise OptionError("model and draft_layers exclude each other; leave one of them out.")
-        named = self.model is not None or self.draft_layers is not None
-        if self.method == "auto" and named:
-            object.__setattr__(self, "method", "draft_model")
-        if self.method in MODELLESS and named:
-            option = "draft_layers" if self.model is None else "model"
-            raise OptionError(f"method {self.method!r} drafts without {option}; leave it out, or use 'draft_model'.")
-        if self.method == "draft_model" and not named:
-            raise OptionError(
-                "method 'draft_model' needs a draft model: name one of the same tokenizer with model=..., "
-                "or take the target's own first layers with draft_layers=..."
-            )
 
     def _check_tree(self) -> None:
         if isinstance(self.tree, str):
@@ -253,6 +240,17 @@ class Speculation:
                 )
         else:
             integer("tree", self.tree, 1, MAX_NODES - 1)
+
+    @property
+    def named(self) -> bool:
+        """Whether a draft model is named."""
+        return self.model is not None or self.draft_layers is not None
+
+    def width(self, most: int) -> int:
+        """The most children of a node, for a method that can draft trees of any width up to ``most``."""
+        if isinstance(self.tree, int):
+            return min(self.tree, most)
+        return 1 if self.tree == "none" else most
 
     @classmethod
     def off(cls) -> Speculation:
@@ -312,11 +310,11 @@ def _follow(changes: dict[str, Any], base: Speculation) -> None:
         changes.setdefault("draft_layers", None)
     if changes.get("draft_layers") is not None:
         changes.setdefault("model", None)
-    if changes.get("method") in ("auto", *MODELLESS):
+    if changes.get("method", base.method) != base.method:
         changes.setdefault("model", None)
         changes.setdefault("draft_layers", None)
     elif changes.get("model") is not None or changes.get("draft_layers") is not None:
-        changes.setdefault("method", "draft_model")
+        changes.setdefault("method", "auto")
     low, high = changes.get("prompt_lookup_min"), changes.get("prompt_lookup_max")
     if isinstance(low, int) and high is None:
         changes["prompt_lookup_max"] = max(low, base.prompt_lookup_max)

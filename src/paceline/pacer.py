@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.tree import TokenTree
 
 _FORGET = 0.95  # a judgement counts half after 14 more of its kind
 _PRIOR_WEIGHT = 4.0
@@ -144,9 +143,13 @@ class Pacer:
     """
 
     def __init__(self) -> None:
+        self._states: dict[int, _State] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Start afresh with what was measured; sequences that run go on."""
         self.rows = RowCost()
         self._prices: dict[str, _Price] = {}
-        self._states: dict[int, _State] = {}
         self._since_plain: dict[int, int] = {}
 
     def start(self, sequence: int) -> None:
@@ -210,10 +213,6 @@ class Pacer:
             return 0
         state.rested = 0
         return 1
-
-    def select(self, tree: TokenTree, budget: int) -> TokenTree:
-        """The part of a proposed tree that is verified: its likeliest nodes, within the budget."""
-        return tree.best(budget + 1)
 
     def learn_step(self, rows: int, seconds: float) -> None:
         """A step of decoding rows alone took so long, drafting not counted."""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paceline.choose import Chooser
+    from paceline.constraint import Constraint
     from paceline.drafters import Drafter
     from paceline.draw import Logprob
     from paceline.options import Speculation
     from paceline.pages import PageTable
     from paceline.record import SpeculationRecord
     from paceline.sampling import Sampling
-    from paceline.scheduler import Piece
     from paceline.text import Detokenizer
-    from paceline.verify import Chooser
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Request:
         piece_limit: the most rows of the prompt that one pass may take.
         origins: whether the record notes where each token came from, with the target's probability of it.
         cache_salt: what drafters learn from this request serves requests of the same key alone.
+        prediction: the ids of a text that the caller expects.
+        constraint: what the output must satisfy.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +48,19 @@ class Request:
     piece_limit: int
     origins: bool = False
     cache_salt: str | None = None
+    prediction: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+
+    @property
+    def rule(self) -> str:
+        """The rule of acceptance: without drafts the tokens are those of ``coupled``."""
+        return self.speculation.rule if self.speculation.enabled else "coupled"
+
+    @property
+    def paced(self) -> bool:
+        """Whether drafts may be longer or shorter as it pays. Under a rule whose tokens depend on the drafts a seed
+        that was given fixes them only if nothing measured does."""
+        return self.speculation.adaptive and (self.rule == "coupled" or self.sampling.seed is None)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,11 +116,10 @@ class Sequence:
             return "stop"
         return "length" if self.delivered >= request.limit else None
 
-    def score_prompt(self, piece: Piece, logits: Tensor) -> None:
-        """Note what the target gave the prompt's tokens; ``logits`` are those of the piece's rows."""
-        count = self.request.sampling.prompt_logprobs
-        assert count is not None
-        following = self.tokens[piece.start + 1 : min(piece.start + piece.rows + 1, self.prompt_length)]
+    def score_prompt(self, start: int, logits: Tensor) -> None:
+        """Note what the target gave the prompt's tokens behind ``start``; ``logits`` are the rows from there on."""
+        count = self.request.sampling.prompt_logprobs or 0
+        following = self.tokens[start + 1 : min(start + logits.shape[0] + 1, self.prompt_length)]
         self.prompt_logprobs += [
             self.choose.raw_logprobs(logits[row], token, count) for row, token in enumerate(following)
         ]

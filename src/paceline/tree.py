@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DrafterError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Row = NDArray[Any]
+
 MAX_NODES = 64
 """The most nodes of a tree, the root counted: one 64-bit word says which of them a row sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Children of one node, in the order in which they were drawn.
+
+    Attributes:
+        tokens: their ids, no two the same.
+        chances: the estimated chance of each that the target chooses it after its parent; for budgets alone.
+        q: float64 [vocab], what they were drawn from without replacement, where the rule of acceptance needs it.
+    """
+
+    tokens: list[int]
+    chances: list[float]
+    q: Row | None = None
 
 
 @dataclass(slots=True)
@@ -19,12 +40,14 @@ class TokenTree:
         parents: the parent of each node, always of a smaller index; -1 for the root.
         survival: the estimated probability that a node and all its ancestors are accepted; for budgets alone.
         origin: the name of the drafter that proposed the node; "target" for the root.
+        q: for each node whose children were drawn from probabilities, those: float64 [vocab].
     """
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
     survival: list[float] = field(default_factory=lambda: [1.0])
     origin: list[str] = field(default_factory=lambda: ["target"])
+    q: dict[int, Row] = field(default_factory=dict)
 
     @classmethod
     def root(cls, token: int) -> TokenTree:
@@ -53,6 +76,16 @@ class TokenTree:
         self.survival.append(survival)
         self.origin.append(origin)
         return len(self.tokens) - 1
+
+    def grow(self, parent: int, drawn: Drawn, origin: str) -> list[int]:
+        """Append drawn children of ``parent`` and return their indices; the errors are those of :meth:`add`."""
+        above = self.survival[parent]
+        if drawn.q is not None:
+            self.q[parent] = drawn.q
+        return [
+            self.add(parent, token, above * chance, origin)
+            for token, chance in zip(drawn.tokens, drawn.chances, strict=True)
+        ]
 
     def depths(self) -> list[int]:
         """How many tokens below the root each node is."""

@@ -177,7 +177,7 @@ class Comparison:
     def _measure(self, turns: Sequence[list[int]], method: Method) -> dict[str, Any]:
         self._llm.forget()
         if method.speculation.enabled:
-            self._llm.drafter(method.speculation)  # made anew, but not while the clock runs
+            self._llm.roster.drafter(method.speculation)  # made anew, but not while the clock runs
         return {"turns": [timed(self._llm, ids, self._sampling, method.speculation) for ids in turns]}
 
 

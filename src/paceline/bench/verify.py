@@ -219,9 +219,9 @@ class Verification:
         if way.method == "oracle":
             return oracle
         if way.method == "ngram":
-            own = self._llm.drafter(Speculation(method="ngram"))
+            own = self._llm.roster.drafter(Speculation(method="ngram"))
         else:
-            own = self._llm.drafter(Speculation(draft_layers=self._layers[way.method]))
+            own = self._llm.roster.drafter(Speculation(draft_layers=self._layers[way.method]))
         return MixedDrafter(own, oracle) if mixed else own
 
     def _ids(self, prompt: Prompt) -> list[int]:

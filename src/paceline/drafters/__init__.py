@@ -1,4 +1,7 @@
-"""What proposes tokens. A drafter can cost time, never correctness: it writes no target cache and decides nothing."""
+"""What proposes tokens. A drafter can cost time, never correctness: it writes no target cache and decides nothing.
+
+Every module of this package whose name has no underscore before it is a method of that name: it holds ``METHOD``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.tree import TokenTree
+    from paceline.constraint import Constraint
+    from paceline.options import Speculation
+    from paceline.pages import CacheGroup, PagePool
+    from paceline.targets.decoder import Decoder
+    from paceline.targets.load import Loaded
+    from paceline.tree import Drawn, TokenTree
 
 
 @dataclass(frozen=True)
@@ -21,12 +29,31 @@ class Needs:
         features: layers whose input (residual stream) is wanted for every committed row; the number of layers
             itself asks for what the final norm reads.
         top_k: how many of the best target tokens are wanted for every scored row, 0 for none.
-        cost: whether drafting costs one pass a level or one pass for a whole block.
     """
 
     features: tuple[int, ...] = ()
     top_k: int = 0
-    cost: Literal["level", "block"] = "level"
+
+
+class Draw(Protocol):
+    """How a drafter draws: with the request's rules, and with the noise that the verification rule demands."""
+
+    def __call__(
+        self, logits: Tensor, path: Sequence[int], count: int = 1, *, node: int = 0, ids: Tensor | None = None
+    ) -> Drawn:
+        """Draw children of one node.
+
+        Args:
+            logits: float32 [N], the drafter's raw logits for the token after ``path``; it may be shorter than the
+                target's row, and is then silent on the ids that it lacks.
+            path: the drafted tokens between the root and the children.
+            count: the most children.
+            node: the index in the tree of the node whose children they are.
+            ids: int64 [N], the target ids of the columns; without it they are 0 to N - 1.
+
+        Returns:
+            The children, in the order in which they were drawn; none where the rules leave no token.
+        """
 
 
 @dataclass(frozen=True)
@@ -37,15 +64,20 @@ class View:
         id: the sequence.
         tokens: the committed tokens, prompt included, the last of them the root of the next tree; the sequence's own
             list, which grows with it; not to be changed.
-        draw: ``draw(logits, path)`` applies the request's rules and the noise that the verification rule demands to
-            float32 [vocab] logits for the token after the drafted ``path``, and returns the token drawn.
+        draw: how children are drawn from the drafter's own logits.
         cache_salt: the request's isolation key: what is learned from it may serve requests of the same key alone.
+        prompt_length: how many of the tokens are the prompt.
+        prediction: the ids of a text that the caller expects; empty where there is none.
+        constraint: what the output must satisfy, where the request asks for it.
     """
 
     id: int
     tokens: Sequence[int]
-    draw: Callable[[Tensor, Sequence[int]], int]
+    draw: Draw
     cache_salt: str | None = None
+    prompt_length: int = 0
+    prediction: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -105,3 +137,56 @@ class Drafter(Protocol):
 
     def length(self, sequence: int) -> int:
         """How many leading tokens the state covers."""
+
+
+class Surroundings(Protocol):
+    """What a drafter may be made from."""
+
+    @property
+    def target(self) -> Loaded:
+        """The model that verifies, with its tokenizer."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens."""
+
+    def prefix(self, layers: int) -> Decoder:
+        """The target's own first layers with its norm and head, weights shared."""
+
+    def draft_model(self, name: str) -> Loaded:
+        """A model by name, in the target's number format.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+
+    def pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
+        """Page pools for the groups that a drafter declares.
+
+        Raises:
+            ResourceError: the memory for keys and values has no room for them.
+        """
+
+    def drafter(self, speculation: Speculation) -> Drafter:
+        """The drafter of other options, shared with the requests that ask for it by itself."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the drafter of a method is made.
+
+    Attributes:
+        make: makes it.
+        options: the options that it is made from: requests that agree in them share a drafter.
+        model: whether it drafts with a checkpoint that ``model`` names: "none" refuses one, "needed" refuses to be
+            without.
+        sampled: whether its drafts are drawn from probabilities of its own, in draw order and none of them dropped, as
+            rules that compare those with the target's demand.
+        trees: whether ``tree`` can make it draft more than chains.
+    """
+
+    make: Callable[[Speculation, Surroundings], Drafter]
+    options: tuple[str, ...] = ()
+    model: Literal["none", "needed"] = "none"
+    sampled: bool = False
+    trees: bool = False

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.batch import Rows
-from paceline.drafters import Needs, Outcome, View
-from paceline.errors import RequestError, ResourceError
+from paceline.drafters import Method, Needs, Outcome, Surroundings, View
+from paceline.errors import DrafterError, ResourceError
 from paceline.pages import PageTable
+from paceline.targets.vocabulary import compare_vocabularies
 from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.options import Speculation
     from paceline.pages import PagePool
     from paceline.targets import Target
 
@@ -141,9 +143,10 @@ class DraftModelDrafter:
                 chain.state.drafts.append(chain.drafts[-1])
             else:
                 chain.state.filled = len(chain.view.tokens)
-            try:
-                chain.drafts.append(chain.view.draw(logits[place], chain.drafts))
-            except RequestError:  # the rules leave no token that the draft model knows
+            drawn = chain.view.draw(logits[place], chain.drafts, node=depth)
+            if drawn.tokens:
+                chain.drafts += drawn.tokens
+            else:  # the rules leave no token that the draft model knows
                 chain.budget = depth
 
     def _add(self, rows: Rows, chain: _Chain, tokens: Sequence[int], scored: int) -> None:
@@ -159,3 +162,22 @@ class DraftModelDrafter:
     def _tree(self, chain: _Chain) -> TokenTree:
         survival = [_SURVIVAL**depth for depth in range(1, len(chain.drafts) + 1)]
         return TokenTree.chain(chain.view.tokens[-1], chain.drafts, survival, self.name)
+
+
+def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
+    if speculation.draft_layers is not None:
+        model = around.prefix(speculation.draft_layers)
+    else:
+        assert speculation.model is not None
+        loaded = around.draft_model(speculation.model)
+        differences = compare_vocabularies(around.target.tokenizer, loaded.tokenizer)
+        if differences:
+            raise DrafterError(
+                f"{speculation.model} cannot draft for {around.target.name}: {differences[0].rstrip('.')}; "
+                "`paceline inspect` shows every check."
+            )
+        model = loaded.decoder
+    return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len)
+
+
+METHOD = Method(_make, options=("model", "draft_layers"), model="needed", sampled=True)

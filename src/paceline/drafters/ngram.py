@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.drafters import Needs, Outcome, View
+from paceline.drafters import Method, Needs, Outcome, Surroundings, View
 from paceline.errors import DrafterError
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from paceline.options import Speculation
 
 # Only the order matters, which falls with depth: the pacer knows how often drafts of each depth are right.
 _SURVIVAL = 0.8
@@ -106,3 +108,10 @@ class NgramDrafter:
                 if place is not None:
                     return place
         return None
+
+
+def _make(speculation: Speculation, around: Surroundings) -> NgramDrafter:
+    return NgramDrafter(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
+
+
+METHOD = Method(_make, options=("prompt_lookup_min", "prompt_lookup_max"))

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.drafters import Needs, Outcome, View
+from paceline.drafters import Method, Needs, Outcome, Surroundings, View
 from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from paceline.options import Speculation
 
 WIDTH = 8
 """How many successors of a token are kept."""
@@ -144,3 +146,10 @@ class RecyclingDrafter:
             shape.survival[known].tolist(),
             ["target", *[self.name] * (len(known) - 1)],
         )
+
+
+def _make(speculation: Speculation, around: Surroundings) -> RecyclingDrafter:
+    return RecyclingDrafter(around.target.decoder.vocab_size, width=speculation.width(WIDTH))
+
+
+METHOD = Method(_make, options=("tree",), trees=True)

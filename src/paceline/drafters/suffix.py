@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from paceline.drafters import Needs, Outcome, View
-from paceline.drafters.runs import BREADTH, Runs, chain
+from paceline.drafters import Method, Needs, Outcome, Surroundings, View
+from paceline.drafters._runs import BREADTH, Runs, chain
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.drafters.runs import State
+    from paceline.drafters._runs import State
+    from paceline.options import Speculation
 
 _STATES = 2**17  # of earlier answers, about 350 bytes each
 
@@ -267,3 +268,26 @@ class SuffixDrafter:
             draft.survival.append(chance)
             parent = len(draft.tokens)
         return draft
+
+
+def _make(speculation: Speculation, around: Surroundings) -> SuffixDrafter:
+    return SuffixDrafter(
+        depth=speculation.suffix_decoding_max_tree_depth,
+        texts=speculation.suffix_decoding_max_cached_requests,
+        factor=speculation.suffix_decoding_max_spec_factor,
+        least=speculation.suffix_decoding_min_token_prob,
+        width=speculation.width(BREADTH),
+    )
+
+
+METHOD = Method(
+    _make,
+    options=(
+        "tree",
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+    trees=True,
+)

@@ -1,0 +1,67 @@
+"""Which ways to draft there are: those that have a file in ``drafters/``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, cast
+
+from paceline import drafters
+from paceline.errors import OptionError
+
+if TYPE_CHECKING:
+    from paceline.drafters import Drafter, Method, Surroundings
+    from paceline.options import Speculation
+
+
+def names() -> list[str]:
+    """The methods, in alphabetical order; nothing is imported for it."""
+    return sorted(module.name for module in pkgutil.iter_modules(drafters.__path__) if module.name[0] != "_")
+
+
+def find(name: str) -> Method:
+    """The method of that name."""
+    return cast("Method", importlib.import_module(f"{drafters.__name__}.{name}").METHOD)
+
+
+def chosen(speculation: Speculation) -> str:
+    """The method that is meant: a draft model where "auto" comes with one."""
+    if speculation.method != "auto":
+        return speculation.method
+    return "draft_model" if speculation.named else "ngram"
+
+
+def check(speculation: Speculation) -> None:
+    """Refuse a method and a draft model that do not go together.
+
+    Raises:
+        OptionError: with what to do.
+    """
+    name = chosen(speculation)
+    model = find(name).model
+    if model == "none" and speculation.named:
+        option = "draft_layers" if speculation.model is None else "model"
+        raise OptionError(f"method {name!r} drafts without {option}; leave it out, or use 'draft_model'.")
+    if model == "needed" and not speculation.named:
+        raise OptionError(
+            "method 'draft_model' needs a draft model: name one of the same tokenizer with model=..., "
+            "or take the target's own first layers with draft_layers=..."
+        )
+
+
+def recipe(speculation: Speculation) -> tuple[object, ...]:
+    """What the drafter that ``speculation`` asks for is made from: requests whose recipes are equal share it."""
+    name = chosen(speculation)
+    return (name, *(getattr(speculation, option) for option in find(name).options))
+
+
+def create(speculation: Speculation, around: Surroundings) -> Drafter:
+    """The drafter that ``speculation`` asks for.
+
+    Raises:
+        OptionError: method and draft model do not go together.
+        DrafterError: the drafter does not fit the target.
+        ModelError: the draft model cannot be loaded.
+    """
+    check(speculation)
+    return find(chosen(speculation)).make(speculation, around)

@@ -1,0 +1,110 @@
+"""The drafters of one target, each made once, and the models that they draft with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline import methods
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.cache import CacheBudget
+    from paceline.drafters import Drafter
+    from paceline.options import Speculation
+    from paceline.pages import CacheGroup, PagePool
+    from paceline.targets.decoder import Decoder
+    from paceline.targets.load import Loaded
+
+
+class DraftModels:
+    """Models that draft for one target, each loaded once.
+
+    Args:
+        target: the model that verifies.
+        load: loads a model by name, in the target's number format.
+    """
+
+    def __init__(self, target: Loaded, load: Callable[[str], Loaded]) -> None:
+        self.target = target
+        self._load = load
+        self._loaded: dict[str, Loaded] = {}
+        self._prefixes: dict[int, Decoder] = {}
+
+    @property
+    def weight_bytes(self) -> int:
+        """What their weights take beside the target's."""
+        return sum(loaded.weight_bytes for loaded in self._loaded.values())
+
+    def named(self, name: str) -> Loaded:
+        """
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def prefix(self, layers: int) -> Decoder:
+        """The target's own first layers with its norm and head; weights are shared.
+
+        Raises:
+            OptionError: the target has no such number of layers.
+        """
+        if layers not in self._prefixes:
+            self._prefixes[layers] = self.target.decoder.prefix(layers)
+        return self._prefixes[layers]
+
+
+class Roster:
+    """Makes drafters, and is what they are made from (:class:`paceline.drafters.Surroundings`).
+
+    Args:
+        models: what drafts.
+        budget: memory for the keys and values of drafters.
+        max_model_len: the longest sequence, in tokens.
+    """
+
+    def __init__(self, models: DraftModels, budget: CacheBudget, max_model_len: int) -> None:
+        self.target = models.target
+        self.max_model_len = max_model_len
+        self._models = models
+        self._budget = budget
+        self._pools: list[PagePool] = []
+        self._drafters: dict[tuple[object, ...], Drafter] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What the draft models and the caches of drafters take."""
+        return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in self._pools)
+
+    def drafter(self, speculation: Speculation) -> Drafter:
+        """The drafter for these options.
+
+        Raises:
+            OptionError: method and draft model do not go together.
+            DrafterError: it does not fit the target.
+            ModelError: the draft model cannot be loaded.
+            ResourceError: the cache has no room for it.
+        """
+        key = methods.recipe(speculation)
+        if key not in self._drafters:
+            self._drafters[key] = methods.create(speculation, self)
+        return self._drafters[key]
+
+    def forget(self) -> None:
+        """Give up every drafter, with all that it has learned; models stay loaded."""
+        self._drafters.clear()
+        self._budget.give_back(self._pools)
+        self._pools.clear()
+
+    def prefix(self, layers: int) -> Decoder:
+        return self._models.prefix(layers)
+
+    def draft_model(self, name: str) -> Loaded:
+        return self._models.named(name)
+
+    def pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
+        pools = self._budget.cut(groups)
+        self._pools += pools
+        return pools

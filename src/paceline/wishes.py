@@ -1,0 +1,50 @@
+"""What a call may say of a request beside its prompt and its sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from paceline.errors import OptionError
+from paceline.options import flag, reject_unknown
+
+if TYPE_CHECKING:
+    from paceline.constraint import Constraint
+    from paceline.options import Speculation, SpeculationLike
+
+
+class Wishes(TypedDict, total=False):
+    """The keyword arguments of ``generate``, ``chat``, ``stream`` and ``submit``.
+
+    Attributes:
+        speculation: what to change of the engine's own; None, False or "off" is plain decoding.
+        origins: whether the record notes for every token where it came from.
+        cache_salt: what drafters learn from this request serves requests of the same key alone, so that no text of
+            others shows in their timing.
+        prediction: a text, or its ids, that the answer will mostly repeat; the methods "prediction" and "cascade"
+            draft from it.
+        constraint: what the output must satisfy.
+    """
+
+    speculation: SpeculationLike | Speculation
+    origins: bool
+    cache_salt: str | None
+    prediction: str | Sequence[int] | None
+    constraint: Constraint | None
+
+
+def check(wishes: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        OptionError: an unknown name, or a value of another type.
+    """
+    reject_unknown("a request", wishes, Wishes.__annotations__)
+    flag("origins", wishes.get("origins", False))
+    if not isinstance(wishes.get("cache_salt"), str | None):
+        raise OptionError(f"cache_salt is a text, not {wishes['cache_salt']!r}.")
+    prediction = wishes.get("prediction")
+    if not isinstance(prediction, str | Sequence | None):
+        raise OptionError(f"prediction is a text or a list of token ids, not {prediction!r}.")
+    constraint = wishes.get("constraint")
+    if constraint is not None and not hasattr(constraint, "advance"):
+        raise OptionError(f"constraint is an object with initial, advance and allowed, not {constraint!r}.")
