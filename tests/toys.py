@@ -337,6 +337,7 @@ class ToyRun:
         choice: int = 0,
         eos: tuple[int, ...] = (EOS,),
         constraint: Constraint | None = None,
+        prediction: Seq[int] = (),
         **sampling: Any,
     ) -> Sequence:
         settings = Sampling(**{"temperature": 0.0, "seed": 0, "max_tokens": 32, **sampling})
@@ -353,6 +354,8 @@ class ToyRun:
             speculation=Speculation.parse({"num_speculative_tokens": 5, "adaptive": False, **(speculation or {})}),
             piece_limit=piece_limit,
             origins=origins,
+            prediction=tuple(prediction),
+            constraint=constraint,
         )
         words = bad_word_ids(settings.bad_words, lambda text: TOKENIZER.encode(text, add_special_tokens=False))
         rules = LogitRules(settings, ids, self.target.vocab_size, eos, words, constraint)

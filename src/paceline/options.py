@@ -181,6 +181,9 @@ class Speculation:
         suffix_decoding_max_cached_requests: how many earlier answers it looks in, beside the request itself; 0 is none.
         suffix_decoding_max_spec_factor: the most tokens that it drafts for each token that matched.
         suffix_decoding_min_token_prob: the least probability of what it drafts, by its own counts.
+        lookahead_window: how many columns the window of "lookahead" has (the paper's W).
+        lookahead_ngram: how many tokens its n-grams have, one more than the window has levels (N).
+        lookahead_guesses: how many n-grams it keeps for a token, and drafts after it (G).
     """
 
     enabled: bool = True
@@ -197,6 +200,9 @@ class Speculation:
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
+    lookahead_window: int = 7
+    lookahead_ngram: int = 5
+    lookahead_guesses: int = 7
 
     def __post_init__(self) -> None:
         flag("enabled", self.enabled)
@@ -220,6 +226,9 @@ class Speculation:
         integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0)
         number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0.0)
         number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
+        integer("lookahead_window", self.lookahead_window, 1)
+        integer("lookahead_ngram", self.lookahead_ngram, 2)
+        integer("lookahead_guesses", self.lookahead_guesses, 1)
         if not drafts:
             object.__setattr__(self, "enabled", False)
 
