@@ -218,6 +218,15 @@ def test_a_pick_has_weight(weights: list[float], seed: int) -> None:
         assert row[Noise(seed, 0, 0).pick(row)] > 0.0
 
 
+def test_a_pick_does_not_depend_on_the_zeros_between() -> None:
+    rng = np.random.default_rng(1)
+    places = np.sort(rng.choice(3000, 40, replace=False))
+    row = np.zeros(3000)
+    row[places] = rng.random(40)
+    for seed in range(200):
+        assert Noise(seed, 0, 0).pick(row) == places[Noise(seed, 0, 0).pick(row[places])]
+
+
 def test_a_pick_that_rounding_carries_over_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.acceptance.coins._uniform", lambda key, index: 1.0 - 2.0**-53)
     assert Noise(0, 0, 0).pick(np.array([5e-324, 5e-324, 0.0])) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 from paceline.kernels.sample import draws
@@ -50,9 +51,10 @@ class Noise:
         return _uniform(self._coins, node) < chance
 
     def pick(self, weights: Row) -> int:
-        heights = weights.cumsum()
+        possible = np.flatnonzero(weights != 0)  # few after top-p, and the sums are the same
+        heights = weights[possible].cumsum()
         place = int(heights.searchsorted(_uniform(self._pick, 0) * heights[-1], side="right"))
-        return min(place, int(weights.nonzero()[0][-1]))  # rounding may reach the whole height
+        return int(possible[min(place, possible.size - 1)])  # rounding may reach the whole height
 
 
 def _uniform(key: int, index: int) -> float:

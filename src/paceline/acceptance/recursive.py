@@ -41,5 +41,6 @@ def _step(tree: TokenTree, node: int, p: Rows, q: Rows, coins: Coins) -> tuple[i
         if coins.accept(child, chance(target[x], draft[x])):
             return child, target
         target = normalised(excess(target, draft), target)
-        draft = without(draft, x)
+        if child != children[-1]:
+            draft = without(draft, x)
     return None, target

@@ -58,7 +58,8 @@ def chance(p: Number, q: Number) -> Number:
 
 def excess(p: Row, q: Row) -> Row:
     """max(p - q, 0), what the target wants beyond what the drafter gave."""
-    rest: Row = np.maximum(p - q, 0)
+    rest: Row = np.maximum(p, q)
+    rest -= q  # in place: fresh memory costs more than the subtraction
     return rest
 
 

@@ -40,8 +40,11 @@ def accept(tree: TokenTree, p: Rows, q: Rows, coins: Coins) -> Outcome:
         elif node == 0 or coins.accept(node, a[node]):
             return Outcome(tree.path(node), coins.pick(target[node]))
         else:
+            del target[node]  # its memory is at once wanted again
+            draft.pop(node, None)
             x, node = tree.tokens[node], tree.parents[node]
             rest = excess(a[node] * target[node], draft[node])
             a[node] = resumption(rest.sum(), a[node])
             target[node] = normalised(rest, target[node])
-            draft[node] = without(draft[node], x)
+            if waiting[node]:
+                draft[node] = without(draft[node], x)
