@@ -80,7 +80,9 @@ def test_methods_are_written_with_their_options() -> None:
     assert parse_method("plain", common).speculation == Speculation.off()
     assert parse_method("ngram", common).speculation == Speculation(method="ngram", num_speculative_tokens=3)
     method = parse_method("draft_model:draft_layers=6,adaptive=false,num-speculative-tokens=4", common)
-    assert method.speculation == Speculation(method="draft_model", draft_layers=6, adaptive=False, num_speculative_tokens=4)
+    assert method.speculation == Speculation(
+        method="draft_model", draft_layers=6, adaptive=False, num_speculative_tokens=4
+    )
     assert parse_method("draft_layers=6", {}).speculation == Speculation(draft_layers=6)
     assert parse_method("draft_model:model=some/name", {}).speculation.model == "some/name"
     for text, message in (

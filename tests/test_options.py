@@ -140,7 +140,7 @@ def test_an_alias() -> None:
         ({"model": ""}, "names a draft model"),
         ({"method": "ngrm"}, "'ngrm' is unknown; choose from auto, .*ngram"),
         ({"method": 3}, "unknown"),
-        ({"rule": "ratio"}, "rule 'ratio' is not part of this version; choose from coupled"),
+        ({"rule": "strict"}, "rule 'strict' is not part of this version; choose from coupled"),
         ({"rule": "cupled"}, "unknown; choose from coupled"),
         ({"tree": "tree.json"}, "trees from a file are not part of this version"),
         ({"tree": 0}, "1 to 63"),
@@ -170,11 +170,30 @@ def test_refused(value: Any, message: str) -> None:
         ({"draft_layers": 3, "method": "ngram"}, "without draft_layers"),
         ({"draft_layers": 3, "method": "suffix"}, "'suffix' drafts without draft_layers"),
         ({"model": "small", "method": "recycling"}, "'recycling' drafts without model"),
+        *(
+            ({"rule": rule, "method": "ngram"}, f"rule '{rule}' needs drafts that are drawn .* 'ngram' .*draft_model")
+            for rule in ("ratio", "block", "recursive", "traversal")
+        ),
+        ({"rule": "ratio", "draft_layers": 2, "tree": 3}, "'ratio' accepts chains, and tree is 3"),
+        ({"rule": "block", "draft_layers": 2, "tree": 3}, "'block' accepts chains, and tree is 3"),
     ],
 )
 def test_a_method_and_a_draft_model_that_do_not_go_together(value: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         methods.check(Speculation.parse(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({"rule": rule, "draft_layers": 2} for rule in ("ratio", "block", "recursive", "traversal", "typical")),
+        {"rule": "ratio", "draft_layers": 2, "tree": 1},
+        {"rule": "recursive", "draft_layers": 2, "tree": 3},
+        {"rule": "typical", "method": "ngram"},
+    ],
+)
+def test_rules_and_methods_that_fit(value: Any) -> None:
+    methods.check(Speculation.parse(value))
 
 
 @pytest.mark.parametrize("method", [*OTHER_METHODS, "deepseek_mtp"])

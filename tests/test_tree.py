@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import DrafterError
-from paceline.tree import MAX_NODES, TokenTree
+from paceline.tree import MAX_NODES, Dropping, TokenTree
 from tests.toys import random_tree, trials
 
 
@@ -42,7 +42,7 @@ def test_the_last_of_64_nodes_has_its_bit() -> None:
 @trials(100)
 @given(trees(), st.integers(1, MAX_NODES))
 def test_best_keeps_the_likeliest_and_stays_a_tree(tree: TokenTree, nodes: int) -> None:
-    cut = tree.best(nodes)
+    cut = tree.best(nodes, Dropping())
     cut.check(50)
     assert len(cut) == min(nodes, len(tree))
     assert sorted(cut.survival, reverse=True) == sorted(tree.survival, reverse=True)[: len(cut)]
@@ -60,8 +60,8 @@ def test_head_is_whole(tree: TokenTree, nodes: int) -> None:
 
 def test_best_prefers_the_earlier_of_a_tie() -> None:
     tree = TokenTree([0, 1, 2, 3], [-1, 0, 0, 1], [1.0, 0.5, 0.5, 0.5], ["t"] * 4)
-    assert tree.best(2).tokens == [0, 1]
-    assert tree.best(3).tokens == [0, 1, 2]
+    assert tree.best(2, Dropping()).tokens == [0, 1]
+    assert tree.best(3, Dropping()).tokens == [0, 1, 2]
 
 
 def broken() -> dict[str, TokenTree]:

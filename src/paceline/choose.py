@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.acceptance import Noise, probabilities
-from paceline.draw import kept, processed
+from paceline.draw import processed
 from paceline.errors import RequestError
-from paceline.kernels.sample import draw, logprobs
-from paceline.noise import gumbels, noise_key
-from paceline.tree import Drawn
+from paceline.kernels.sample import children, draw, logprobs
+from paceline.noise import noise_key
+from paceline.tree import Drawn, Dropping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,21 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.acceptance import Row, Rule
-    from paceline.draw import Filter, Logprob
+    from paceline.draw import Logprob
     from paceline.request import Request
     from paceline.rules import LogitRules
-
-
-def children(row: Tensor, options: Filter, key: int, position: int, count: int) -> tuple[list[int], list[float]]:
-    """The first ``count`` tokens in the race that a draw is, and the estimated chance of each to win the target's."""
-    first = draw(row.unsqueeze(0), options, key, (position,))[0]
-    ids = kept(row, options) if options.temperature else row.topk(min(count, row.shape[0])).indices
-    heights = (row[ids].double() - float(row.max())) * options.scale
-    if options.temperature:
-        heights += gumbels(key, position, ids)
-    chances, order = heights.softmax(0).sort(descending=True)
-    tokens = [first, *(token for token in ids[order[:count]].tolist() if token != first)][:count]
-    return tokens, chances[: len(tokens)].tolist()
 
 
 class Chooser:
@@ -65,14 +53,21 @@ class Chooser:
     ) -> Drawn:
         """Children for a drafter: :class:`paceline.drafters.Draw`."""
         try:
-            row = self._ruled(self._spread(logits, ids), path)
             if self.rule is not None and self.rule.sampled:
-                q = probabilities(row, self._sampling)
+                q = self.probabilities(self._spread(logits, ids), path)
                 tokens = self.round.children(node, q, count)
                 return Drawn(tokens, q[tokens].tolist(), q)
-            return Drawn(*children(row, self._sampling, self._key, len(self._tokens) + len(path), count))
+            if not self._rules.trivial:
+                logits, ids = self._ruled(self._spread(logits, ids), path), None
+            position = len(self._tokens) + len(path)
+            return Drawn(*children(logits[: self._rules.vocab_size], ids, self._sampling, self._key, position, count))
         except RequestError:  # the rules leave no token that the drafter knows
             return Drawn([], [])
+
+    @property
+    def dropping(self) -> Dropping | None:
+        """The liberty to drop drafts, where the rule grants it."""
+        return None if self.rule is not None and self.rule.sampled else Dropping()
 
     @property
     def round(self) -> Noise:

@@ -32,6 +32,7 @@ def view(sequence: Sequence) -> View:
         id=sequence.id,
         tokens=sequence.tokens,
         draw=sequence.choose.draft,
+        dropping=sequence.choose.dropping,
         cache_salt=request.cache_salt,
         prompt_length=sequence.prompt_length,
         prediction=request.prediction,
@@ -122,9 +123,9 @@ class Drafting:
         tree.check(self._vocab_size)
         if tree.tokens[0] != sequence.tokens[-1]:
             raise DrafterError("the root of a token tree is the last committed token.")
-        rule = sequence.choose.rule
-        if rule is None or not rule.sampled:
-            return tree.best(budget + 1)
+        dropping = sequence.choose.dropping
+        if dropping is not None:
+            return tree.best(budget + 1, dropping)
         if len(tree) > budget + 1:
             raise DrafterError(f"{len(tree) - 1} nodes were drawn where {budget} were asked for.")
         return tree

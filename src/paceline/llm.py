@@ -30,6 +30,7 @@ from paceline.wishes import Wishes, check
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline.constraint import Constraint
     from paceline.drafters import Drafter
     from paceline.options import SpeculationLike
     from paceline.pages import CacheGroup
@@ -306,7 +307,7 @@ class LLM:
         spec = Speculation.parse(wishes.get("speculation", {}), self.speculation)
         methods.check(spec)
         wanted = self.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
-        rules = self._rules(sampling, prompt)
+        rules = self._rules(sampling, prompt, wishes.get("constraint"))
         first = Request(
             prompt=tuple(prompt),
             sampling=sampling,
@@ -356,9 +357,9 @@ class LLM:
                 "shorten it, or raise max_model_len if the model allows."
             )
 
-    def _rules(self, sampling: Sampling, prompt: list[int]) -> LogitRules:
+    def _rules(self, sampling: Sampling, prompt: list[int], constraint: Constraint | None) -> LogitRules:
         words = bad_word_ids(sampling.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
-        return LogitRules(sampling, prompt, self.loaded.decoder.vocab_size, self.tokenizer.eos_ids, words)
+        return LogitRules(sampling, prompt, self.loaded.decoder.vocab_size, self.tokenizer.eos_ids, words, constraint)
 
     def _detokenizer(self, request: Request) -> Detokenizer:
         sampling = request.sampling

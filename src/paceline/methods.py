@@ -7,6 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING, cast
 
 from paceline import drafters
+from paceline.acceptance import RULES
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
@@ -32,12 +33,13 @@ def chosen(speculation: Speculation) -> str:
 
 
 def check(speculation: Speculation) -> None:
-    """Refuse a method and a draft model that do not go together.
+    """Refuse a method, a draft model and a rule that do not go together.
 
     Raises:
         OptionError: with what to do.
     """
     name = chosen(speculation)
+    _check_rule(name, speculation)
     model = find(name).model
     if model == "none" and speculation.named:
         option = "draft_layers" if speculation.model is None else "model"
@@ -46,6 +48,23 @@ def check(speculation: Speculation) -> None:
         raise OptionError(
             "method 'draft_model' needs a draft model: name one of the same tokenizer with model=..., "
             "or take the target's own first layers with draft_layers=..."
+        )
+
+
+def _check_rule(name: str, speculation: Speculation) -> None:
+    rule = RULES.get(speculation.rule)
+    if rule is None:
+        return
+    if rule.sampled and not find(name).sampled:
+        able = ", ".join(method for method in names() if find(method).sampled)
+        raise OptionError(
+            f"rule {speculation.rule!r} needs drafts that are drawn from probabilities, and those of method {name!r} "
+            f"are not; take rule 'coupled', or one of the methods {able}."
+        )
+    if not rule.trees and isinstance(speculation.tree, int) and speculation.tree > 1:
+        raise OptionError(
+            f"rule {speculation.rule!r} accepts chains, and tree is {speculation.tree}; take tree 'none', or rule "
+            "'recursive' or 'traversal'."
         )
 
 

@@ -119,8 +119,9 @@ OTHER_METHODS = (
     *("hydra", "mtp", "mlp_speculator", "dflash", "dspark", "pard", "ngram_gpu", "custom_class"),
     "extract_hidden_states",
 )
-RULES = ("coupled",)
-OTHER_RULES = ("strict", "ratio", "block", "recursive", "traversal", "typical")
+RULES = ("coupled", "ratio", "block", "recursive", "traversal", "typical")
+OTHER_RULES = ("strict",)
+CHAIN_RULES = ("ratio", "block")
 OFF = ("off", "none", "plain")
 ALIAS = "num_draft_tokens"
 
@@ -172,7 +173,9 @@ class Speculation:
         num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted;
             with ``adaptive`` false their fixed number. 1 to 63; 0 is plain decoding.
         adaptive: draft fewer, or none, where it does not pay.
-        rule: how drafts are accepted; "coupled" keeps every token as it is without speculation.
+        rule: how drafts are accepted. "coupled" keeps every token as it is without speculation. "ratio" and "block"
+            (chains), "recursive" and "traversal" (trees) keep the target's distribution, for drafts that are drawn from
+            probabilities. "typical" is lossy.
         tree: "auto" (the method's own best), "none" (a chain), or a width.
         draft_layers: how many of the target's own first layers are its draft model.
         prompt_lookup_min: the shortest n-gram that is looked up.
@@ -259,7 +262,7 @@ class Speculation:
         """The most children of a node, for a method that can draft trees of any width up to ``most``."""
         if isinstance(self.tree, int):
             return min(self.tree, most)
-        return 1 if self.tree == "none" else most
+        return 1 if self.tree == "none" or self.rule in CHAIN_RULES else most
 
     @classmethod
     def off(cls) -> Speculation:

@@ -16,6 +16,14 @@ MAX_NODES = 64
 """The most nodes of a tree, the root counted: one 64-bit word says which of them a row sees."""
 
 
+class Dropping:
+    """The liberty to drop nodes after a look at them.
+
+    Only rules under which the output is right whatever was drafted grant it. Under the others whether a drawn token is
+    sent to verification may not depend on the token: what is drawn stays, in the order in which it was drawn.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """Children of one node, in the order in which they were drawn.
@@ -115,7 +123,7 @@ class TokenTree:
         """The tree of the first ``nodes`` nodes; a parent stands before its children, so it is whole."""
         return TokenTree(self.tokens[:nodes], self.parents[:nodes], self.survival[:nodes], self.origin[:nodes])
 
-    def best(self, nodes: int) -> TokenTree:
+    def best(self, nodes: int, by: Dropping) -> TokenTree:
         """The ``nodes`` nodes with the highest survival, in their old order; ties go to the earlier node.
 
         Survival never rises from a parent to a child, so the parents of what stays stay too.

@@ -45,6 +45,3 @@ def check(wishes: Mapping[str, Any]) -> None:
     prediction = wishes.get("prediction")
     if not isinstance(prediction, str | Sequence | None):
         raise OptionError(f"prediction is a text or a list of token ids, not {prediction!r}.")
-    constraint = wishes.get("constraint")
-    if constraint is not None and not hasattr(constraint, "advance"):
-        raise OptionError(f"constraint is an object with initial, advance and allowed, not {constraint!r}.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.pages import CacheGroup, PagePool
     from paceline.targets.decoder import Decoder
     from paceline.targets.load import Loaded
-    from paceline.tree import Drawn, TokenTree
+    from paceline.tree import Drawn, Dropping, TokenTree
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class View:
         prompt_length: how many of the tokens are the prompt.
         prediction: the ids of a text that the caller expects; empty where there is none.
         constraint: what the output must satisfy, where the request asks for it.
+        dropping: the liberty to drop what was drawn; None where the rule of acceptance forbids it.
     """
 
     id: int
@@ -78,6 +79,7 @@ class View:
     prompt_length: int = 0
     prediction: tuple[int, ...] = ()
     constraint: Constraint | None = None
+    dropping: Dropping | None = None
 
 
 @dataclass(frozen=True)
