@@ -187,6 +187,8 @@ class _Reader:
         biases = {role for role in ROLES if self._has(f"layers.0.{role}.bias")}
         if self.layer_config.get("attention_bias"):
             biases |= {"q", "k", "v"}
+        if self.layer_config.get("mlp_bias"):
+            biases |= {"gate", "up", "down"}
         spec = EagleSpec(
             kind=self.kind,
             hidden=model.hidden,
@@ -279,11 +281,11 @@ class _Reader:
         fused = len(features) if features else 3
         if count not in (None, fused):
             raise WeightsError(f"{self.path}: {count} states are fused, but which is said of {fused} only.")
-        target_hidden = said or width // fused
+        # a head that shares its target's embedding is as wide as its target
+        target_hidden = said or (width // fused if self._has("embedding") else hidden)
         if target_hidden * fused != width:
             raise WeightsError(
-                f"{self.path}: fc reads {width} values, which are not {fused} states"
-                + (f" of {said}." if said else " of one width.")
+                f"{self.path}: fc reads {width} values, which are not {fused} states of {target_hidden}."
             )
         return fused, target_hidden, features
 
