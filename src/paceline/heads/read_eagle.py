@@ -306,5 +306,5 @@ class _Reader:
     def target(self) -> str | None:
         """The model that it was trained for, if its configuration says so."""
         verifier = (self.own.get("speculators_config") or {}).get("verifier") or {}
-        found = verifier.get("name_or_path") or self.config.get("_name_or_path")
+        found = verifier.get("name_or_path")
         return found if isinstance(found, str) and found else None
