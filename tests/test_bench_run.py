@@ -213,10 +213,14 @@ def write(path: Path, rows: list[Prompt], key: str) -> str:
 def test_the_run_verb(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions = write(tmp_path / "questions.jsonl", prompts(4), "question_id")
     options = ["-m", str(model_folder), "--prompts", questions, "--max-tokens", "6", "--repeats", "1", "--threads", "2"]
-    assert main(["bench", "run", *options, "--method", "ngram", "--output", str(tmp_path / "cells.jsonl")]) == 0
+    long = "draft_model:draft_layers=2,adaptive=false,num_speculative_tokens=7,prompt_lookup_min=3,prompt_lookup_max=4"
+    methods = ["--method", "ngram", "--method", long]
+    assert main(["bench", "run", *options, *methods, "--output", str(tmp_path / "cells.jsonl")]) == 0
     captured = capsys.readouterr()
     assert "mt_bench" in captured.out
     assert "kernels" in captured.err
+    assert max(map(len, captured.out.splitlines())) <= 80
+    assert "…" not in captured.out
     assert main(["bench", "run", *options, "--method", "plain", "--categories", "qa", "--json", "--quiet"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
@@ -234,8 +238,14 @@ def test_the_rewrite_verb(model_folder: Path, tmp_path: Path, capsys: pytest.Cap
         tmp_path / "questions.jsonl", [Prompt(r.id, "rag", (r.turns[0][:90],)) for r in RAG], "question_id"
     )
     options = ["-m", str(model_folder), "--max-tokens", "4", "--repeats", "1", "--threads", "2"]
-    assert main(["bench", "rewrite", *options, "--humaneval", code, "--prompts", questions, "--json"]) == 0
+    asked = ["bench", "rewrite", *options, "--humaneval", code, "--prompts", questions]
+    asked += ["--output", str(tmp_path / "cells.jsonl")]
+    assert main([*asked, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(request["id"] in out for request in report["requests"])
     assert len(report["requests"]) == 20
     assert report["sets"]["all"]["prompts"] == 20
     assert all(found["differing"] == 0 for found in report["sets"].values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import paceline.cli.model
+from paceline import methods
 from paceline.cli import VERBS, load, main
-from paceline.cli.flags import describe, memory
-from paceline.completion import Chunk, Completion
+from paceline.cli.flags import describe, in_flags, memory
+from paceline.cli.model import FLAGS
+from paceline.draw import Logprob
 from paceline.errors import ContextLengthError, OptionError, RequestError
 from paceline.options import Speculation
 from paceline.record import Origin, SpeculationRecord
@@ -27,7 +30,8 @@ from paceline.settings import EngineOptions
 from paceline.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 ANSWER = "yes, yes: ü\tand no"
 
@@ -55,6 +59,8 @@ class Script:
     template: bool = True
     room: int = 10_000
     default_sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    running: list[Answer] = dataclasses.field(default_factory=list)
+    requests: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokenizer = letters()
@@ -68,48 +74,92 @@ class Script:
             raise RequestError("the model has no chat template.")
         return self.tokenizer.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
 
-    def stream(
-        self, ids: list[int], sampling: Sampling, speculation: Any = True, origins: bool = False
-    ) -> Iterator[Chunk]:
+    def submit(
+        self,
+        ids: list[int],
+        sampling: Sampling,
+        speculation: Any = True,
+        origins: bool = False,
+        **request: Any,
+    ) -> list[Answer]:
         if not ids:
             raise RequestError("the prompt is empty: give at least one token.")
         if len(ids) > self.room:
             raise ContextLengthError("the context is full.")
         self.calls.append((ids, sampling, speculation))
-        return self._chunks(ids, sampling, Speculation.parse(speculation).enabled, origins)
+        self.requests.append(request)
+        fast = Speculation.parse(speculation).enabled
+        text = self.answer if fast or self.plain_answer is None else self.plain_answer
+        tokens = self.tokenizer.encode(text)[: sampling.max_tokens]
+        made = [Answer(self, ids, sampling, tokens, fast, origins) for _ in range(sampling.n)]
+        self.running += made
+        return made
 
-    def generate(
-        self, prompts: list[list[int]], sampling: Sampling, speculation: Any = True, origins: bool = False
-    ) -> Any:
-        answers = []
-        for _ in range(sampling.n):
-            *_, last = self.stream(prompts[0], sampling, speculation, origins)
-            answers.append(last.completion)
-        return [answers if sampling.n > 1 else answers[0]]
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> None:
+        """What warms a comparison up."""
 
-    def _chunks(self, prompt: list[int], sampling: Sampling, fast: bool, origins: bool) -> Iterator[Chunk]:
-        answer = self.answer if fast or self.plain_answer is None else self.plain_answer
-        tokens = self.tokenizer.encode(answer)[: sampling.max_tokens]
-        seed = 7 if sampling.seed is None else sampling.seed
-        record = SpeculationRecord("ngram" if fast else "none", seed, "bits", origins=[] if origins else None)
-        text, given, step = Detokenizer(self.tokenizer), 0, 0
-        while given < len(tokens):
-            self.at(step)
-            new = tokens[given : given + (3 if fast and step else 1)]
-            for place, token in enumerate(new):
-                text.push(token)
-                if record.origins is not None:
-                    record.origins.append(Origin("ngram" if place + 1 < len(new) else "target", step, 0))
-            if step:
-                record.judge(len(new), len(new) - 1, True)
-            given, start, step = given + len(new), given, step + 1
-            record.seconds.verify += 0.5
-            completion = None
-            if given == len(tokens):
-                text.finish()
-                completion = Completion(text.text, tokens, "length", None, prompt, None, record, text.token_offsets)
-            shown = ["ngram" if place + 1 < len(new) else "target" for place in range(len(new))]
-            yield Chunk(text.delta(), new, text.offsets(start), shown, completion, record)
+    @property
+    def engine(self) -> Script:
+        return self
+
+    def step(self) -> None:
+        self.at(max((one.steps for one in self.running), default=0))
+        for one in list(self.running):
+            one.go_on()
+
+    def cancel(self, one: Answer) -> None:
+        if one in self.running:
+            one.end("abort")
+
+
+@dataclasses.dataclass(eq=False)
+class Answer:
+    """An answer of a script on its way: what the engine shows of a sequence."""
+
+    script: Script
+    prompt: list[int]
+    sampling: Sampling
+    tokens: list[int]
+    fast: bool
+    origins: bool
+    steps: int = 0
+    given: int = 0
+    sources: list[str] = dataclasses.field(default_factory=list)
+    logprobs: list[Logprob] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = dataclasses.field(default_factory=lambda: [None])
+    finish_reason: str | None = None
+    error: None = None
+
+    def __post_init__(self) -> None:
+        seed = 7 if self.sampling.seed is None else self.sampling.seed
+        method = "ngram" if self.fast else "none"
+        self.record = SpeculationRecord(method, seed, "bits", origins=[] if self.origins else None)
+        self.text = Detokenizer(self.script.tokenizer)
+        self.request = self  # of which the prompt and the sampling are asked for
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[: self.given]
+
+    def go_on(self) -> None:
+        new = self.tokens[self.given : self.given + (3 if self.fast and self.steps else 1)]
+        for place, token in enumerate(new):
+            self.text.push(token)
+            self.sources.append("ngram" if place + 1 < len(new) else "target")
+            self.logprobs.append(Logprob(token, -1.0, 1, ()))
+            if self.record.origins is not None:
+                self.record.origins.append(Origin(self.sources[-1], self.steps, 0))
+        if self.steps:
+            self.record.judge(len(new), len(new) - 1, True)
+        self.given, self.steps = self.given + len(new), self.steps + 1
+        self.record.seconds.verify += 0.5
+        if self.given == len(self.tokens):
+            self.end("length")
+
+    def end(self, reason: str) -> None:
+        self.finish_reason = reason
+        self.text.finish()
+        self.script.running.remove(self)
 
 
 @pytest.fixture
@@ -137,6 +187,20 @@ def test_help_needs_no_model_and_little_time() -> None:
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
     assert VERBS[verb].split(".")[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), *(["bench", verb] for verb in load("bench").commands)])
+def test_help_cuts_no_flag_on_a_narrow_screen(
+    verb: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    found = load(verb[0])
+    for parameter in (found.commands[verb[1]] if len(verb) > 1 else found).params:
+        if parameter.param_type_name == "option":
+            assert all(re.search(rf"{flag}(?![\w-])", out) for flag in [*parameter.opts, *parameter.secondary_opts])
 
 
 def test_every_option_is_a_flag_with_help() -> None:
@@ -238,9 +302,10 @@ def test_ways_to_ask_for_speculation(script: Script, arguments: list[str], expec
     ("arguments", "sentence"),
     [
         (["--temprature", "1"], "--temperature"),
-        (["--temperature", "-1"], "temperature is -1"),
+        (["--temperature", "-1"], "paceline: --temperature is -1"),
         (["--temperature", "hot"], "'--temperature'"),
-        (["--max-tokens", "0"], "max_tokens is 0"),
+        (["--max-tokens", "0"], "--max-tokens is 0"),
+        (["--method", "draft_model"], "--draft-layers ..."),
         (["--logit-bias", "5"], "as in --logit-bias 11=-5"),
         (["--stop-token-ids", "a"], "as in --stop-token-ids 1,2"),
         (["--cache-memory", "lots"], "as in 512M"),
@@ -367,18 +432,56 @@ def test_a_difference_is_a_failure(script: Script, capsys: pytest.CaptureFixture
 
 
 def interrupt(step: int) -> None:
-    if step == 2:
-        raise KeyboardInterrupt
+    if step == 1:
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_an_interrupt_keeps_what_was_produced(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     script.at = interrupt
     assert main(["generate", "x", "-q"]) == 130
     assert capsys.readouterr() == (ANSWER[:4] + "\n", "")
-    assert main(["generate", "x", "-q", "--json"]) == 130
+    assert main(["generate", "x", "-q", "--json", "--logprobs", "0"]) == 130
     shown = json.loads(capsys.readouterr().out)
     assert (shown["text"], shown["finish_reason"], shown["completion_tokens"]) == (ANSWER[:4], "abort", 4)
     assert (shown["speculation"]["steps"], shown["speculation"]["accepted"]) == (1, 2)
+    assert [entry["token_id"] for entry in shown["logprobs"]] == shown["token_ids"]
+    script.at = lambda step: None
+    assert main(["generate", "x", "-q", "--json", "--logprobs", "0"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == shown.keys()
+
+
+def test_an_interrupt_keeps_what_each_of_several_answers_has(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.at = interrupt
+    assert main(["generate", "x", "-q", "--n", "2"]) == 130
+    assert capsys.readouterr() == (f"[0] {ANSWER[:4]}\n\n[1] {ANSWER[:4]}\n", "")
+    assert main(["generate", "x", "-q", "--n", "2", "--json"]) == 130
+    completions = json.loads(capsys.readouterr().out)["completions"]
+    assert [(c["text"], c["finish_reason"]) for c in completions] == [(ANSWER[:4], "abort")] * 2
+
+
+def test_an_interrupted_comparison_has_what_was_run(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    script.at = interrupt
+    assert main(["generate", "x", "-q", "--compare", "--json"]) == 130
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["text"], shown["plain"], shown["comparison"]) == (ANSWER[:4], None, None)
+    script.at = lambda step: interrupt(step) if len(script.calls) == 3 else None
+    assert main(["generate", "x", "-q", "--compare", "--json"]) == 130
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["text"], shown["plain"]["text"], shown["comparison"]) == (ANSWER, ANSWER[:2], None)
+
+
+def test_an_interrupt_waits_for_the_step(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    def twice(step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    script.at = twice
+    assert main(["generate", "x", "-q"]) == 130
+    assert capsys.readouterr().out == ""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not script.running
 
 
 def test_an_interrupt_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,7 +529,7 @@ def test_chat_commands(script: Script, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "no answer yet" in err
     assert "last:  19 tokens" in err
     assert "by position:          1: 6/6, 2: 6/6, 3: 0/6" in err
-    assert "/what is no command" in err
+    assert "/what is no command; there are /clear, /stats, /help" in err
     assert script.tokenizer.decode(script.calls[1][0]) == "<system>Be brief.<user>New"
 
 
@@ -438,6 +541,42 @@ def test_chat_goes_on_after_an_interrupted_answer(
     assert capsys.readouterr().out == f"{ANSWER[:4]}\n{ANSWER}\n"
     assert script.tokenizer.decode(script.calls[1][0]).endswith(f"<assistant>{ANSWER[:4]}<user>On")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_chat_help_lists_the_commands(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talk(monkeypatch, "/help") == 0
+    err = capsys.readouterr().err
+    assert all(line in err for line in ("/clear  forget", "/stats  show", "/help   list", "Ctrl-D"))
+
+
+def test_stats_of_an_interrupted_answer_are_its_own(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.at = lambda step: interrupt(step) if len(script.calls) == 2 else None
+    assert talk(monkeypatch, "Hi", "On", "/stats") == 0
+    err = capsys.readouterr().err
+    assert "last:  4 tokens" in err
+    assert "all:   23 tokens" in err
+
+
+def test_an_interrupt_at_the_prompt_says_how_to_leave(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str | type[BaseException]] = [KeyboardInterrupt, "Hi", KeyboardInterrupt, KeyboardInterrupt, "Never"]
+
+    def read(prompt: str) -> str:
+        line = lines.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("paceline.cli.chat._prompt", lambda: "> ")
+    assert main(["chat", "-q"]) == 130
+    assert lines == ["Never"]
+    assert capsys.readouterr().err.splitlines() == ["Ctrl-C again, or Ctrl-D, ends the program."] * 2
 
 
 def test_a_second_interrupt_ends_the_chat(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,3 +632,56 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"paceline {paceline.__version__}\n"
     assert version("paceline") == paceline.__version__
+
+
+@pytest.mark.parametrize(
+    ("sentence", "spoken"),
+    [
+        ("max_model_len is 9, but a has 8.", "--max-model-len is 9, but a has 8."),
+        ("shorten it, or raise max_model_len if it allows.", "shorten it, or raise --max-model-len if it allows."),
+        ("name one with model=..., or draft_layers=...", "name one with --draft-model ..., or --draft-layers ..."),
+        ("model and draft_layers exclude each other.", "--draft-model and --draft-layers exclude each other."),
+        ("method 'x' is unknown; did you mean 'ngram'?", "--method 'x' is unknown; did you mean 'ngram'?"),
+        (
+            "'max_token' is no option; did you mean 'max_tokens'?",
+            "'max_token' is no option; did you mean 'max_tokens'?",
+        ),
+        ("the model has no seed; stop at n.", "the model has no seed; stop at n."),
+        ("/some/max_tokens/seed=1 is missing.", "/some/max_tokens/seed=1 is missing."),
+        ("adaptive is true or false.", "--adaptive is true or false."),
+    ],
+)
+def test_options_are_spoken_of_as_flags(sentence: str, spoken: str) -> None:
+    assert in_flags(sentence, FLAGS) == spoken
+
+
+def test_a_key_of_isolation_reaches_the_request(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["generate", "x", "-q", "--cache-salt", "mine"]) == 0
+    feed(monkeypatch, "Hi\n")
+    assert main(["chat", "-q", "--cache-salt", "mine"]) == 0
+    assert [request["cache_salt"] for request in script.requests] == ["mine", "mine"]
+
+
+def test_a_prediction_is_a_text_or_in_a_file(
+    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "draft.txt").write_text("in a file\n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for prediction in ("as it stands, " * 500, str(tmp_path / "draft.txt")):
+        assert main(["generate", "x", "-q", "--prediction", prediction]) == 0
+    assert [request["prediction"] for request in script.requests] == ["as it stands, " * 500, "in a file\n"]
+    assert main(["generate", "x", "-q", "--prediction", str(tmp_path / "bytes")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_every_method_can_be_asked_for_and_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--help"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert f"What drafts: auto, {', '.join(methods.names())}." in listed
+
+
+def test_every_option_of_speculation_is_a_flag(script: Script) -> None:
+    flags = {name for parameter in load("generate").params for name in parameter.opts}
+    for field in dataclasses.fields(Speculation):
+        if field.name not in ("enabled", "model"):
+            assert "--" + field.name.replace("_", "-") in flags

@@ -10,9 +10,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.table import Table
 
 import paceline.cli.model
 from paceline.cli import main
+from paceline.cli.tables import show
 from paceline.errors import ResourceError
 from paceline.folders import make_folder
 from tests.test_cli import ANSWER, Script
@@ -84,15 +86,29 @@ def test_a_full_disk_is_named(
     assert capsys.readouterr().err == f"paceline: the output: {os.strerror(errno.ENOSPC)}.\n"
 
 
-def test_a_reader_that_leaves_is_no_news() -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["env"]])
+def test_a_reader_that_leaves_is_no_news(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = paceline_with(["--help"], stdout=writer, stderr=subprocess.PIPE)
+        done = paceline_with(arguments, stdout=writer, stderr=subprocess.PIPE)
     finally:
         os.close(writer)
-    assert done.returncode == 1
+    assert done.returncode == 141
     assert done.stderr == b""
+
+
+class Left(io.StringIO):
+    """A pipe whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_a_table_that_nobody_reads_ends_as_anything_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Left())
+    with pytest.raises(BrokenPipeError):
+        show(Table("a"))
 
 
 @pytest.mark.parametrize("make", [lambda path: path.write_text(""), lambda path: path.symlink_to(path)])

@@ -140,4 +140,4 @@ def test_a_tiny_model_generates_from_its_folder(
     assert main([*arguments, "--chat"]) == 1
     assert "no chat template" in capsys.readouterr().err
     assert main([*arguments, "--max-model-len", "100000"]) == 2
-    assert "max_model_len is 100000" in capsys.readouterr().err
+    assert "--max-model-len is 100000" in capsys.readouterr().err

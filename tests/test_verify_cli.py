@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -11,9 +12,10 @@ import pytest
 
 from paceline.bench.drafters import MixedDrafter, OracleDrafter, chance
 from paceline.bench.runner import Runner
-from paceline.bench.verify import COMBINATIONS, Verification, deal
+from paceline.bench.verify import WAYS, Verification, chosen_ways, combinations, deal
 from paceline.cli import main
 from paceline.drafters import View
+from paceline.errors import OptionError
 from paceline.llm import LLM
 from paceline.prompts import read_prompts, spread
 from paceline.sampling import Sampling
@@ -45,27 +47,50 @@ def verification(llm: LLM, count: int, path: Path | None = None, **options: Any)
     return Verification(llm, prompts(count), runner, **{"max_tokens": 10, "draft_layers": 2, **options})
 
 
+FIRST = ["plain", "ngram", "draft_layers", "self", "oracle"]
+
+
 def test_every_combination_gets_its_share_of_the_prompts() -> None:
-    hands = deal(240, 4)
+    whole = combinations(chosen_ways(FIRST))
+    assert len(whole) == 20
+    hands = deal(whole, 240, 4)
     counts = Counter(way for hand in hands for way in hand)
-    assert set(counts) == set(COMBINATIONS)
+    assert set(counts) == set(whole)
     assert set(counts.values()) == {48}
     assert all(len(set(hand)) == 4 for hand in hands)
-    assert hands == deal(240, 4)
-    assert hands != deal(240, 4, seed=1)
-    assert deal(3, None) == [list(COMBINATIONS)] * 3
-    assert len(COMBINATIONS) == 20
+    assert hands == deal(whole, 240, 4)
+    assert hands != deal(whole, 240, 4, seed=1)
+    assert deal(whole, 3, None) == [whole] * 3
+
+
+def test_the_first_measurement_can_be_taken_again() -> None:
+    hands = deal(combinations(chosen_ways(FIRST)), 240, 4)
+    spelled = repr([[(each.way.name, each.batch, each.temperature) for each in hand] for hand in hands])
+    assert hashlib.sha256(spelled.encode()).hexdigest().startswith("9b04352ba0b3c3b8")
+
+
+def test_ways_are_chosen_by_name_or_written_out() -> None:
+    assert chosen_ways(None) == WAYS
+    assert [way.options for way in chosen_ways(["suffix", "ngram:prompt_lookup_max=3"])] == [
+        "suffix:tree=none",
+        "ngram:prompt_lookup_max=3",
+    ]
+    for wrong, message in ((["magic"], "unknown"), (["ngram", "ngram"], "named twice"), (["ngram:a=1"], "'a' is not")):
+        with pytest.raises(OptionError, match=message):
+            chosen_ways(wrong)
 
 
 def test_not_one_token_differs(tiny_llm: LLM) -> None:
     report = verification(tiny_llm, 4).report()
-    assert report["compared"] == 4 * 20
+    assert report["compared"] == 4 * 4 * len(WAYS)
     assert report["differing"] == 0
     assert report["short"] == 0
     rows = {(row["method"], row["batch"], row["temperature"]): row for row in report["combinations"]}
-    assert len(rows) == 20
+    assert len(rows) == 4 * len(WAYS)
     for (method, _, _), row in rows.items():
         assert row["tokens"] > 4
+        if method not in ("ngram", "suffix", "suffix tree"):  # of random text they seldom know anything
+            assert (row["drafted"] > 0) == (method != "plain")
         if method == "self":
             assert row["accepted"] == row["judged"] > 0
         if method == "oracle":
@@ -110,7 +135,7 @@ def test_a_cut_run_goes_on(tiny_llm: LLM, tmp_path: Path) -> None:
 
 
 def test_where_too_few_drafts_are_judged_the_oracle_helps_and_the_report_says_so(tiny_llm: LLM) -> None:
-    report = verification(tiny_llm, 5, draws=4).report()
+    report = verification(tiny_llm, 5, draws=4, ways=chosen_ways(FIRST)).report()
     assert report["differing"] == 0
     mixed = [row for row in report["combinations"] if row["mixed"]]
     assert {row["method"] for row in mixed} == {"ngram", "draft_layers"}
@@ -162,8 +187,22 @@ def test_the_verb_prints_what_it_compared(model_folder: Path, capsys: pytest.Cap
     options = ["--prompts", "2", "--max-tokens", "6", "--threads", "2", "--quiet"]
     assert main(["verify", str(model_folder), *options]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-2:] == ["compared: 40", "differing: 0"]
-    assert "draft_layers" in out
+    assert out.splitlines()[-2:] == [f"compared: {2 * 4 * len(WAYS)}", "differing: 0"]
+    assert all(way.name in out for way in WAYS)
+    table, _, legend = out.partition("enough: at least 500")
+    assert "self: the model as its own drafter" in legend
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_the_verb_compares_what_is_named(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompts", "500", "--count", "1", "--max-tokens", "6", "--threads", "2", "--json"]
+    assert main(["verify", str(model_folder), *options, "--method", "ngram", "--method", "suffix:tree=2"]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert {row["method"] for row in report["combinations"]} == {"ngram", "suffix:tree=2"}
+    assert report["compared"] == 2 * 4
+    assert "500 prompts are asked for, and there are 80" in captured.err
+    assert main(["verify", str(model_folder), "--method", "magic"]) == 2
 
 
 def test_the_verb_fails_where_tokens_differ(
@@ -179,6 +218,7 @@ def test_the_verb_fails_where_tokens_differ(
 
 def test_the_verb_fails_where_lots_prove_too_little(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--prompts", "5", "--full", "--max-tokens", "4", "--threads", "2"]
+    options += [part for name in FIRST for part in ("--method", name)]
     assert main(["verify", str(model_folder), *options]) == 1
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "differing: 0"
@@ -213,5 +253,5 @@ def test_the_whole_matrix_on_real_models(llm: LLM) -> None:
         loaded = LLM(model, dtype=dtype, speculation=False, max_model_len=2048, max_num_seqs=8)
         runner = Runner(None, ENVIRONMENT, {}, quiet)
         report = Verification(loaded, spread(read_prompts(), 20), runner, max_tokens=32).report()
-        assert report["compared"] == 20 * 20
+        assert report["compared"] == 20 * 4 * len(WAYS)
         assert report["differing"] == 0, report["differences"]

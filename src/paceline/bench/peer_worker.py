@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CONTEXT = 2048
+OURS = "paceline"
 
 
 class Engine(Protocol):
@@ -48,7 +49,7 @@ class Paceline:
     def __init__(self, model: str, threads: int) -> None:
         from paceline.llm import LLM
 
-        self.version = version("paceline")
+        self.version = version(OURS)
         self._llm = LLM(model, dtype="int8", threads=threads, max_num_seqs=1, speculation=False)
 
     def decode(self, ids: Sequence[int], count: int, seen: Callable[[int], None]) -> None:
@@ -150,7 +151,7 @@ class LlamaCpp:
 
 
 ENGINES: dict[str, Callable[[str, int], Engine]] = {
-    "paceline": Paceline,
+    OURS: Paceline,
     "transformers": Transformers,
     "openvino": OpenVino,
     "llama.cpp": LlamaCpp,

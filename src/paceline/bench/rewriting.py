@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.bench.run import PLAIN, Comparison, Method, figures
 from paceline.errors import OptionError
-from paceline.options import Speculation
 from paceline.prompts import Prompt
 from paceline.sampling import Sampling
 
@@ -78,18 +77,24 @@ def copied_share(prompt: Sequence[int], output: Sequence[int], gram: int = GRAM)
 
 
 class Rewriting:
-    """N-gram drafting against plain decoding on the twenty requests, those that copy apart from the rest."""
+    """A method against plain decoding on the twenty requests, those that copy apart from the rest."""
 
     def __init__(
-        self, llm: LLM, prompts: Sequence[Prompt], runner: Runner, *, max_tokens: int, repeats: int, drafts: int | None
+        self,
+        llm: LLM,
+        prompts: Sequence[Prompt],
+        method: Method,
+        runner: Runner,
+        *,
+        max_tokens: int,
+        repeats: int,
     ) -> None:
-        options = {"method": "ngram"} if drafts is None else {"method": "ngram", "num_speculative_tokens": drafts}
-        self._method = Method("ngram", Speculation.parse(options))
         self._llm = llm
         self._prompts = prompts
+        self._method = method
         self._runner = runner
         self._max_tokens = max_tokens
-        self._comparison = Comparison(llm, prompts, [self._method], runner, max_tokens=max_tokens, repeats=repeats)
+        self._comparison = Comparison(llm, prompts, [method], runner, max_tokens=max_tokens, repeats=repeats)
 
     def report(self) -> dict[str, Any]:
         """Take what is missing; figures for the requests whose plain answer is at least half copied, for the rest,
@@ -104,6 +109,7 @@ class Rewriting:
         }
         return {
             **{key: whole[key] for key in ("environment", "settings")},
+            "method": self._method.name,
             "sets": {name: figures(plain, fast, members) for name, members in sets.items() if members},
             "requests": [
                 {"id": name, "share": share, **self._one(figures(plain, fast, [name]))}

@@ -11,6 +11,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from paceline import methods
 from paceline.bench.stats import Spread, ratio_interval
 from paceline.errors import OptionError
 from paceline.options import Speculation
@@ -63,7 +64,9 @@ def parse_method(text: str, common: Mapping[str, Any]) -> Method:
         options[key.strip().replace("-", "_")] = _value(value.strip())
     if name:
         options["method"] = name
-    return Method(text, Speculation.parse(options))
+    speculation = Speculation.parse(options)
+    methods.check(speculation)
+    return Method(text, speculation)
 
 
 def _value(text: str) -> Any:

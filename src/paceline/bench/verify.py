@@ -6,9 +6,11 @@ import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.bench.drafters import MixedDrafter, OracleDrafter
+from paceline.bench.run import parse_method
+from paceline.errors import OptionError
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from paceline.prompts import Prompt
     from paceline.request import Sequence as Running
 
-METHODS = ("plain", "ngram", "draft_layers", "self", "oracle")
 BATCHES = (1, 8)
 TEMPERATURES = (0.0, 0.8)
 DRAWS = 4
@@ -32,35 +33,85 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
+class Way:
+    """One way to draft.
+
+    Attributes:
+        name: what it is called in cells and tables.
+        options: of speculation, as `bench run` takes them; {short} and {layers} stand for the numbers of layers of a
+            short draft model and of the target. None is the oracle alone, which knows the answer and swaps half of
+            its tokens for wrong ones.
+        judge: what proves something. "both": enough drafts accepted and enough rejected, the oracle helping out where
+            it must; "accepted": every draft accepted, as of the target as its own drafter; "none": plain decoding.
+    """
+
+    name: str
+    options: str | None
+    judge: Literal["both", "accepted", "none"] = "both"
+
+
+WAYS = (
+    Way("plain", "plain", judge="none"),
+    Way("ngram", "ngram"),
+    Way("draft_layers", "draft_layers={short}"),
+    Way("self", "draft_layers={layers}", judge="accepted"),
+    Way("oracle", None),
+    Way("suffix", "suffix:tree=none"),
+    Way("suffix tree", "suffix"),
+    Way("recycling", "recycling:tree=none"),
+    Way("recycling tree", "recycling"),
+)
+"""What is verified unless said otherwise; the first five are those of the first measurement."""
+
+
+def chosen_ways(names: Sequence[str] | None) -> tuple[Way, ...]:
+    """The ways that are named: of :data:`WAYS`, or written as for `bench run`; all of :data:`WAYS` for None.
+
+    Raises:
+        OptionError: one of them is neither, or is named twice.
+    """
+    if names is None:
+        return WAYS
+    known = {way.name: way for way in WAYS}
+    for name in names:
+        if name not in known:
+            parse_method(name, {})
+    if len(set(names)) < len(names):
+        raise OptionError("a method is named twice; give each once.")
+    return tuple(known.get(name, Way(name, name)) for name in names)
+
+
+@dataclass(frozen=True)
 class Combination:
     """One way to run a request.
 
     Attributes:
-        method: "plain", "ngram", "draft_layers" (the target's own first layers), "self" (the target as its own
-            drafter) or "oracle" (knows the answer, half of its tokens swapped for wrong ones).
+        way: how drafts are made.
         batch: how many requests run at a time.
         temperature: 0, or one at which tokens are drawn, with a seed.
     """
 
-    method: str
+    way: Way
     batch: int
     temperature: float
 
 
-COMBINATIONS = tuple(Combination(*way) for way in itertools.product(METHODS, BATCHES, TEMPERATURES))
+def combinations(ways: Sequence[Way]) -> list[Combination]:
+    """Every way, alone and several at a time, greedy and drawn."""
+    return [Combination(*each) for each in itertools.product(ways, BATCHES, TEMPERATURES)]
 
 
-def deal(prompts: int, draws: int | None, seed: int = 0) -> list[list[Combination]]:
+def deal(whole: Sequence[Combination], prompts: int, draws: int | None, seed: int = 0) -> list[list[Combination]]:
     """For each prompt the combinations that it is run in: all, or ``draws`` different ones by lot.
 
     The lots are dealt from shuffled decks of all combinations, so each comes as often as any other, give or take one.
     """
     if draws is None:
-        return [list(COMBINATIONS)] * prompts
+        return [list(whole)] * prompts
     lot = random.Random(seed)
     hands: list[list[Combination]] = []
     while len(hands) < prompts:
-        deck = list(COMBINATIONS)
+        deck = list(whole)
         lot.shuffle(deck)
         hands += [deck[at : at + draws] for at in range(0, len(deck) - draws + 1, draws)]
     return hands[:prompts]
@@ -77,6 +128,7 @@ class Verification:
         draws: in how many combinations each prompt is run; None is all.
         drafts: how many tokens are drafted at a time.
         draft_layers: of the drafter made of the target's own first layers; half of them where it has no more.
+        ways: how drafts are made.
     """
 
     def __init__(
@@ -89,19 +141,25 @@ class Verification:
         draws: int | None = None,
         drafts: int = 5,
         draft_layers: int = 6,
+        ways: Sequence[Way] = WAYS,
     ) -> None:
         layers = len(llm.loaded.spec.layers)
         self._llm = llm
         self._runner = runner
         self._max_tokens = max_tokens
         self._full = draws is not None
-        self._drafts = drafts
-        self._layers = {"draft_layers": draft_layers if layers > draft_layers else max(1, layers // 2), "self": layers}
+        short = draft_layers if layers > draft_layers else max(1, layers // 2)
+        common = {"adaptive": False, "num_speculative_tokens": drafts}
+        self._speculation = {
+            way.name: parse_method((way.options or "auto").format(short=short, layers=layers), common).speculation
+            for way in ways
+        }
         self._prompts = {prompt.id: self._ids(prompt) for prompt in prompts}
         self._seeds = {prompt.id: FIRST_SEED + place for place, prompt in enumerate(prompts)}
-        hands = deal(len(prompts), draws)
+        whole = combinations(ways)
+        hands = deal(whole, len(prompts), draws)
         self._members = {
-            way: [prompt.id for prompt, hand in zip(prompts, hands, strict=True) if way in hand] for way in COMBINATIONS
+            each: [prompt.id for prompt, hand in zip(prompts, hands, strict=True) if each in hand] for each in whole
         }
 
     def report(self) -> dict[str, Any]:
@@ -111,7 +169,7 @@ class Verification:
         combinations whose drafts were accepted or rejected too rarely to prove anything, which matters where
         combinations are drawn by lot.
         """
-        rows = [self._combination(way) for way in COMBINATIONS if self._members[way]]
+        rows = [self._combination(each) for each, members in self._members.items() if members]
         return {
             "compared": sum(row["prompts"] for row in rows),
             "differing": sum(row["differing"] for row in rows),
@@ -123,54 +181,46 @@ class Verification:
             "settings": self._runner.settings,
         }
 
-    def _combination(self, way: Combination) -> dict[str, Any]:
-        row = self._row(way, mixed=False)
-        if self._full and not row["counts"] and way.method in ("ngram", "draft_layers"):
-            alone, row = row, self._row(way, mixed=True)
+    def _combination(self, each: Combination) -> dict[str, Any]:
+        row = self._row(each, mixed=False)
+        if self._full and not row["counts"] and each.way.judge == "both" and each.way.options is not None:
+            alone, row = row, self._row(each, mixed=True)
             row["alone"] = {key: alone[key] for key in ("differing", "tokens", "drafted", "accepted", "rejected")}
             row["prompts"] += alone["prompts"]
             row["differing"] += alone["differing"]
             row["differences"] = alone["differences"] + row["differences"]
         return row
 
-    def _row(self, way: Combination, mixed: bool) -> dict[str, Any]:
-        members = list(self._members[way])
-        if way.batch > 1:
-            random.Random(f"{way.method} {way.temperature}").shuffle(members)
+    def _row(self, each: Combination, mixed: bool) -> dict[str, Any]:
+        members = list(self._members[each])
+        if each.batch > 1:
+            random.Random(f"{each.way.name} {each.temperature}").shuffle(members)
         answers = [
             answer
-            for at in range(0, len(members), way.batch)
-            for answer in self._cell(way, members[at : at + way.batch], mixed)
+            for at in range(0, len(members), each.batch)
+            for answer in self._cell(each, members[at : at + each.batch], mixed)
         ]
         total = Counter[str]()
         for answer in answers:
             total.update({key: answer[key] for key in ("tokens", "drafted", "accepted", "judged")})
         return {
-            "method": way.method,
-            "batch": way.batch,
-            "temperature": way.temperature,
-            "mixed": mixed,
+            **_place(each, mixed),
             "prompts": len(answers),
             "differing": sum(answer["difference"] is not None for answer in answers),
             **{key: total[key] for key in ("tokens", "drafted", "accepted", "judged")},
             "rejected": total["drafted"] - total["accepted"],
-            "counts": _counts(way.method, total),
+            "counts": _counts(each.way, total),
             "differences": [answer["difference"] for answer in answers if answer["difference"] is not None],
         }
 
-    def _cell(self, way: Combination, members: Sequence[str], mixed: bool) -> list[dict[str, Any]]:
-        name = {
-            "method": way.method,
-            "batch": way.batch,
-            "temperature": way.temperature,
-            "mixed": mixed,
-            "prompts": list(members),
-        }
-        expected = {member: self._plain(member, way.temperature) for member in members}
+    def _cell(self, each: Combination, members: Sequence[str], mixed: bool) -> list[dict[str, Any]]:
+        name = {**_place(each, mixed), "prompts": list(members)}
+        expected = {member: self._plain(member, each.temperature) for member in members}
 
         def take() -> dict[str, Any]:
-            drafter = self._drafter(way, expected, mixed)
-            running = self._run(members, way.temperature, drafter)
+            self._llm.forget()  # so that a cell is the same whatever ran before it
+            speculation = self._speculation[each.way.name]
+            running = self._run(members, each.temperature, speculation, self._drafter(each.way, expected, mixed))
             return {
                 "answers": [
                     _compare(name | {"prompt": member}, expected[member], sequence)
@@ -185,17 +235,15 @@ class Verification:
         """What plain decoding answers to this prompt alone."""
 
         def take() -> dict[str, Any]:
-            (running,) = self._run([member], temperature, None)
+            (running,) = self._run([member], temperature, Speculation.off(), None)
             return _answer(running)
 
         return self._runner.cell({"plain": member, "temperature": temperature}, take)
 
-    def _run(self, members: Sequence[str], temperature: float, drafter: Drafter | None) -> list[Running]:
-        speculation = (
-            Speculation.off()
-            if drafter is None
-            else Speculation(method="ngram", adaptive=False, num_speculative_tokens=self._drafts)
-        )
+    def _run(
+        self, members: Sequence[str], temperature: float, speculation: Speculation, drafter: Drafter | None
+    ) -> list[Running]:
+        """Run prompts to their ends, all at a time; ``drafter`` is one that ``speculation`` does not name."""
         running: list[Running] = []
         try:
             for member in members:
@@ -208,21 +256,16 @@ class Verification:
                 self._llm.engine.cancel(sequence)
         return running
 
-    def _drafter(self, way: Combination, expected: Mapping[str, dict[str, Any]], mixed: bool) -> Drafter | None:
+    def _drafter(self, way: Way, expected: Mapping[str, dict[str, Any]], mixed: bool) -> Drafter | None:
+        """The oracle, or a drafter that it helps out; None for what the options alone say."""
+        if way.options is not None and not mixed:
+            return None
         oracle = OracleDrafter(
             {tuple(self._prompts[member]): answer["ids"] for member, answer in expected.items()},
             self._llm.loaded.decoder.vocab_size,
             _WRONG,
         )
-        if way.method == "plain":
-            return None
-        if way.method == "oracle":
-            return oracle
-        if way.method == "ngram":
-            own = self._llm.roster.drafter(Speculation(method="ngram"))
-        else:
-            own = self._llm.roster.drafter(Speculation(draft_layers=self._layers[way.method]))
-        return MixedDrafter(own, oracle) if mixed else own
+        return MixedDrafter(self._llm.roster.drafter(self._speculation[way.name]), oracle) if mixed else oracle
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return self._llm.chat_ids([{"role": "user", "content": prompt.turns[0]}])
@@ -257,10 +300,14 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(expected), len(found)))
 
 
-def _counts(method: str, total: Counter[str]) -> bool:
-    """Whether enough drafts were judged in both ways; of the target as its own drafter every one is accepted."""
-    if method == "plain":
+def _place(each: Combination, mixed: bool) -> dict[str, Any]:
+    return {"method": each.way.name, "batch": each.batch, "temperature": each.temperature, "mixed": mixed}
+
+
+def _counts(way: Way, total: Counter[str]) -> bool:
+    """Whether enough drafts were judged, in both ways where both can be."""
+    if way.judge == "none":
         return True
-    if method == "self":
+    if way.judge == "accepted":
         return total["accepted"] >= ENOUGH and total["accepted"] == total["judged"]
     return total["accepted"] >= ENOUGH and total["drafted"] - total["accepted"] >= ENOUGH

@@ -1,6 +1,6 @@
 """The command line: verbs that load only when they are called, and errors as exit codes.
 
-Exit codes: 0 done; 1 it failed; 2 it was called wrongly; 130 it was interrupted.
+Exit codes: 0 done; 1 it failed; 2 it was called wrongly; 130 it was interrupted; 141 nobody reads its output.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import typer
 from typer.core import TyperGroup
 
 from paceline import __version__
+from paceline.cli.flags import Debug, in_flags
+from paceline.cli.help import Headed
 from paceline.errors import OptionError, PacelineError
 
 if TYPE_CHECKING:
@@ -48,14 +50,14 @@ def load(verb: str) -> Any:
     found = getattr(import_module(f"paceline.cli.{verb}"), verb)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
-    alone = typer.Typer(add_completion=False)
-    alone.command(verb, help=VERBS[verb])(found)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(verb, cls=Headed, help=VERBS[verb])(found)
     return typer.main.get_command(alone)
 
 
 def command() -> Any:
     """The whole command line."""
-    app = typer.Typer(cls=Verbs, add_completion=False)
+    app = typer.Typer(cls=Verbs, add_completion=False, rich_markup_mode=None)
     for verb, line in VERBS.items():
         app.command(verb, help=line)(lambda: None)
     app.callback(help="Lossless speculative decoding: the same text, sooner.")(_options)
@@ -86,9 +88,14 @@ def _main(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "backslashreplace")
+    given = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        code = command().main(args=given or ["--help"], prog_name="paceline", standalone_mode=False, obj=settings)
+        whole = command()
+        with whole.make_context("paceline", given, obj=settings) as context:
+            code = whole.invoke(context)
+        sys.stdout.flush()  # here, where it can still be said what became of it
+    except typer.Exit as end:
+        return end.exit_code
     except Exception as error:
         if settings.get("debug"):
             traceback.print_exc()
@@ -110,19 +117,23 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback when something fails.")] = False,
+    debug: Debug = False,
 ) -> None:
     context.obj["debug"] = debug
 
 
 def _report(error: Exception) -> int:
     """One sentence on standard error."""
-    if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is left to flush
+    if _nobody_reads(error):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # nor what is left to flush
+            os.dup2(nowhere, stream.fileno())
     elif isinstance(error, _UsageError):
         print(f"paceline: {getattr(error, 'format_message')()}", file=sys.stderr)  # noqa: B009
     elif isinstance(error, PacelineError):
-        print(f"paceline: {error}", file=sys.stderr)
+        from paceline.cli.model import FLAGS  # every verb has imported it by now
+
+        print(f"paceline: {in_flags(str(error), FLAGS)}", file=sys.stderr)
     elif isinstance(error, OSError) and error.strerror:
         print(f"paceline: {error.filename or 'the output'}: {error.strerror}.", file=sys.stderr)
     elif not isinstance(error, typer.Abort):
@@ -133,7 +144,13 @@ def _report(error: Exception) -> int:
     return _code(error)
 
 
+def _nobody_reads(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EPIPE
+
+
 def _code(error: Exception) -> int:
     if isinstance(error, typer.Abort):
         return 130
+    if _nobody_reads(error):
+        return 141  # what a shell makes of SIGPIPE
     return 2 if isinstance(error, OptionError | _UsageError) else 1

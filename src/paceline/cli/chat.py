@@ -1,44 +1,46 @@
 """``paceline chat``: a conversation in the terminal."""
 
-import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.flags import speculation as chosen_speculation
-from paceline.cli.flags import with_flags
+from paceline.cli.answer import answer
+from paceline.cli.flags import in_flags, verb
 from paceline.cli.model import (
     DRAFTING,
     ENGINE,
+    FLAGS,
     SAMPLING,
-    Debug,
+    CacheSalt,
     ModelName,
     NoSpeculation,
     Quiet,
     Written,
+    chosen_speculation,
     open_model,
 )
 from paceline.cli.output import tell
 from paceline.cli.paint import Painter
 from paceline.cli.report import Run, details, summary
 from paceline.errors import ContextLengthError, OptionError, RequestError
-from paceline.options import Speculation
 from paceline.sampling import Sampling
 from paceline.targets.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
-
     from paceline.llm import LLM
 
-HELP = "Ctrl-C ends an answer, Ctrl-D the program; /clear forgets the conversation, /stats shows figures."
+COMMANDS = {
+    "/clear": "forget the conversation",
+    "/stats": "show figures of the last answer and of all",
+    "/help": "list the commands",
+}
+KEYS = "Ctrl-C ends an answer, Ctrl-D the program; /help lists the commands."
+LEAVING = "Ctrl-C again, or Ctrl-D, ends the program."
 
 
-@with_flags(engine=ENGINE, drafting=DRAFTING, sampling=SAMPLING)
+@verb(engine=ENGINE, drafting=DRAFTING, sampling=SAMPLING)
 def chat(
-    context: typer.Context,
     *,
     engine: dict[str, Any],
     drafting: dict[str, Any],
@@ -47,21 +49,19 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", help="A message that sets the model's role.")] = None,
     no_speculation: NoSpeculation = False,
     speculation: Written = None,
+    cache_salt: CacheSalt = None,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> int:
-    context.obj["debug"] |= debug
     wanted = chosen_speculation(drafting, not no_speculation, speculation)
-    Speculation.parse(wanted)
     settings = Sampling(**sampling)
     if settings.n != 1:
         raise OptionError("--n is for generate: a conversation has one answer at a time.")
     llm = open_model(model, engine, wanted, quiet=quiet)
     if "max_tokens" not in sampling:
         settings = settings.replace(max_tokens=None)
-    conversation = Conversation(llm, settings.over(llm.default_sampling), system)
+    conversation = Conversation(llm, settings.over(llm.default_sampling), system, cache_salt)
     if not quiet:
-        tell(HELP)
+        tell(KEYS)
     return talk(conversation)
 
 
@@ -72,8 +72,11 @@ class Conversation:
         RequestError: the model has no chat template.
     """
 
-    def __init__(self, llm: "LLM", sampling: Sampling, system: str | None = None) -> None:
+    def __init__(
+        self, llm: "LLM", sampling: Sampling, system: str | None = None, cache_salt: str | None = None
+    ) -> None:
         self._llm = llm
+        self._cache_salt = cache_salt
         self._sampling = sampling
         self._first = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._first)
@@ -103,57 +106,31 @@ class Conversation:
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         painter = Painter()
-        stream = self._llm.stream(self._llm.chat_ids(messages), self._sampling, speculation={})
-        answer, tokens, times = "", 0, []
-        with Interrupt() as interrupt:
-            for chunk in stream:
-                times.append(time.perf_counter())
-                painter.show(chunk)
-                answer += chunk.text
-                if len(times) > 1:
-                    tokens += len(chunk.token_ids)
-                if chunk.completion is not None:
-                    self._runs.append(Run([chunk.completion], tokens, times[-1] - times[0]))
-                elif interrupt.came:
-                    break
+        run = answer(self._llm, self._llm.chat_ids(messages), self._sampling, painter.show, cache_salt=self._cache_salt)
         painter.end()
-        self._messages = [*messages, {"role": "assistant", "content": answer}]
-
-
-class Interrupt:
-    """Notes the first Ctrl-C, so that a step is never cut in two; the second one is a KeyboardInterrupt again."""
-
-    def __init__(self) -> None:
-        self.came = False
-
-    def __enter__(self) -> "Interrupt":
-        self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
-    ) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: "FrameType | None") -> None:
-        if self.came:
-            raise KeyboardInterrupt
-        self.came = True
+        self._runs.append(run)
+        self._messages = [*messages, {"role": "assistant", "content": run.completions[0].text}]
 
 
 def talk(conversation: Conversation) -> int:
-    """Read messages and commands until the input ends, or an interrupt comes that ends no answer."""
-    prompt = _prompt()
-    try:
-        while True:
-            _answer(conversation, input(prompt).strip())
-    except EOFError:
-        if prompt:
+    """Read messages and commands until the input ends, an answer is interrupted twice, or the prompt is."""
+    prompt, leaving = _prompt(), False
+    while True:
+        try:
+            line = input(prompt)
+        except EOFError:
+            if prompt:
+                print()
+            return 0
+        except KeyboardInterrupt:
             print()
-        return 0
-    except KeyboardInterrupt:
-        print()
-        return 130
+            if leaving or not prompt:
+                return 130
+            tell(LEAVING)
+            leaving = True
+        else:
+            leaving = False
+            _answer(conversation, line.strip())
 
 
 def _answer(conversation: Conversation, line: str) -> None:
@@ -162,15 +139,17 @@ def _answer(conversation: Conversation, line: str) -> None:
         conversation.clear()
     elif line == "/stats":
         tell(*conversation.stats())
+    elif line == "/help":
+        tell(*(f"{command:<8}{what}" for command, what in COMMANDS.items()), KEYS)
     elif line.startswith("/"):
-        tell(f"{line.split()[0]} is no command. {HELP}")
+        tell(f"{line.split()[0]} is no command; there are {', '.join(COMMANDS)}.")
     elif line:
         try:
             conversation.say(line)
         except ContextLengthError as error:
-            tell(f"{error} Or /clear the conversation.")
+            tell(f"{in_flags(str(error), FLAGS)} Or /clear the conversation.")
         except RequestError as error:
-            tell(str(error))
+            tell(in_flags(str(error), FLAGS))
 
 
 def _prompt() -> str:

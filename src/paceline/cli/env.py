@@ -6,20 +6,20 @@ import shutil
 from typing import Any
 
 import psutil
-import typer
 
 from paceline.bench.environment import installed, processor
-from paceline.cli.model import AsJson, Debug
+from paceline.cli.flags import verb
+from paceline.cli.model import AsJson
 from paceline.cli.output import plain_warnings, print_json
 from paceline.folders import cache_folder
 from paceline.kernels import describe
-from paceline.targets.load import physical_cores
+from paceline.targets.resources import physical_cores
 
 LIBRARIES = ("torch", "tokenizers", "safetensors", "gguf", "huggingface-hub", "numpy", "jinja2", "typer")
 
 
-def env(context: typer.Context, *, as_json: AsJson = False, debug: Debug = False) -> int:
-    context.obj["debug"] |= debug
+@verb()
+def env(*, as_json: AsJson = False) -> int:
     with plain_warnings():
         found = environment()
     if as_json:

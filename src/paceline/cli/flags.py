@@ -10,6 +10,7 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -17,6 +18,10 @@ import typer
 from paceline.errors import OptionError
 
 Reader = Callable[[str, Any], Any]
+Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback when something fails.")]
+
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+_DEBUG = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +34,11 @@ class Flag:
     read: Reader
     help: str
 
+    @property
+    def written(self) -> str:
+        """Its first spelling."""
+        return re.split(r"[ /]", self.declaration)[0]
+
 
 class Group:
     """The flags of a dataclass's fields, under one heading.
@@ -38,6 +48,7 @@ class Group:
         options: a dataclass whose documentation describes its fields under "Attributes:".
         spelled: other spellings, by field; None leaves a field out.
         readers: what makes a field's value of the written text, where its type does not say.
+        helps: what is said of a field in place of its documentation.
     """
 
     def __init__(
@@ -46,17 +57,20 @@ class Group:
         options: type,
         spelled: Mapping[str, str | None] | None = None,
         readers: Mapping[str, Reader] | None = None,
+        helps: Mapping[str, str] | None = None,
     ) -> None:
         self.heading = heading
-        hints, lines = get_type_hints(options), describe(options)
+        hints, lines = get_type_hints(options), {**describe(options), **(helps or {})}
         self.flags = []
         for field in dataclasses.fields(options):
-            declaration = (spelled or {}).get(field.name, "--" + field.name.replace("_", "-"))
+            kind, read = _kind(hints[field.name])
+            declaration = (spelled or {}).get(field.name, _spelling(field.name, kind))
             if field.init and declaration is not None:
-                kind, read = _kind(hints[field.name])
                 if field.name in (readers or {}):
                     kind, read = str | None, (readers or {})[field.name]
-                self.flags.append(_flag(field.name, declaration, kind, read, lines[field.name]))
+                self.flags.append(Flag(field.name, declaration, kind, read, lines[field.name].replace("``", "")))
+        written = {flag.name: flag.written for flag in self.flags}
+        self.flags = [dataclasses.replace(flag, help=in_flags(flag.help, written)) for flag in self.flags]
 
     def parameters(self, prefix: str) -> list[inspect.Parameter]:
         """The flags as typer reads them from a signature; what is not given is None."""
@@ -78,23 +92,47 @@ class Group:
         return {flag.name: flag.read(flag.declaration, value) for flag, value in taken if value is not None}
 
 
-def with_flags(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a verb the flags of groups: the parameter named like a group gets a dict of what was given."""
+def verb(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a verb the flags of groups, and --debug, which the whole command line has too.
 
-    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(verb, eval_str=True).parameters.values()
+    The parameter named like a group gets a dict of what was given.
+    """
 
-        @wraps(verb)
-        def run(**values: Any) -> Any:
-            return verb(**{name: group.take(name, values) for name, group in groups.items()}, **values)
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(function, eval_str=True).parameters.values()
+
+        @wraps(function)
+        def run(context: typer.Context, debug: bool, **values: Any) -> Any:
+            context.obj["debug"] |= debug
+            return function(**{name: group.take(name, values) for name, group in groups.items()}, **values)
 
         added = [parameter for name, group in groups.items() for parameter in group.parameters(name)]
-        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name not in groups]
-        run.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
+        kept = [parameter for parameter in own if parameter.name not in groups]
+        run.__signature__ = inspect.Signature([_CONTEXT, *kept, _DEBUG, *added])  # type: ignore[attr-defined]
         run.__annotations__ = {}
         return run
 
     return decorate
+
+
+def in_flags(text: str, flags: Mapping[str, str]) -> str:
+    """A sentence about options with flags in place of their names in Python.
+
+    A name without an underscore may be a word of English too: it is an option where it begins the sentence, or
+    stands before an equals sign.
+
+    Args:
+        flags: by name in Python.
+    """
+    option = re.compile(rf"(?<![\w'./-])({'|'.join(flags)})\b(?!['/])(=?)")
+
+    def flag(match: re.Match[str]) -> str:
+        begins = match.start() == 0 and re.match(" (is|has|and) | '", text[match.end() :])
+        if "_" in match[1] or match[2] or begins:
+            return flags[match[1]] + " " * bool(match[2])
+        return match[0]
+
+    return option.sub(flag, text)
 
 
 def describe(options: type) -> dict[str, str]:
@@ -109,16 +147,15 @@ def describe(options: type) -> dict[str, str]:
     return found
 
 
-def _flag(name: str, declaration: str, kind: Any, read: Reader, line: str) -> Flag:
-    if kind == bool | None and "/" not in declaration:
-        declaration = f"{declaration}/--no-{declaration.removeprefix('--')}"
-    return Flag(name, declaration, kind, read, line.replace("``", ""))
+def _spelling(name: str, kind: Any) -> str:
+    flag = name.replace("_", "-")
+    return f"--{flag}/--no-{flag}" if kind == bool | None else f"--{flag}"
 
 
 def _kind(hint: Any) -> tuple[Any, Reader]:
     """What typer is to read for a field of this type, and what makes the field's value of that."""
     members = [member for member in _members(hint) if member is not types.NoneType]
-    if len(members) == 1 and members[0] in (bool, int, float, str):
+    if len(members) == 1 and members[0] in (bool, int, float, str, Path):
         return members[0] | None, _as_it_is
     if set(members) == {str, int}:
         return str | None, _number_or_word

@@ -1,29 +1,31 @@
 """``paceline generate``: one prompt, continued."""
 
 import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.flags import speculation as chosen_speculation
-from paceline.cli.flags import with_flags
+from paceline.cli.answer import answer
+from paceline.cli.flags import verb
 from paceline.cli.model import (
     DRAFTING,
     ENGINE,
     SAMPLING,
     AsJson,
-    Debug,
+    CacheSalt,
     ModelName,
     NoSpeculation,
     Quiet,
     Written,
+    chosen_speculation,
     open_model,
 )
 from paceline.cli.output import as_object, print_json, tell
 from paceline.cli.paint import Painter
 from paceline.cli.report import Run, comparison, speedup, summary
+from paceline.errors import OptionError
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 from paceline.targets.hub import DEFAULT_MODEL
@@ -35,9 +37,8 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 
-@with_flags(engine=ENGINE, drafting=DRAFTING, sampling=SAMPLING)
+@verb(engine=ENGINE, drafting=DRAFTING, sampling=SAMPLING)
 def generate(
-    context: typer.Context,
     *,
     engine: dict[str, Any],
     drafting: dict[str, Any],
@@ -54,19 +55,28 @@ def generate(
     origins: Annotated[bool, typer.Option("--origins", help="Note for every token where it came from.")] = False,
     no_speculation: NoSpeculation = False,
     speculation: Written = None,
+    cache_salt: CacheSalt = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(
+            "--prediction",
+            metavar="FILE|TEXT",
+            help="What the answer will mostly repeat, for methods that draft from it.",
+            rich_help_panel="Speculation",
+        ),
+    ] = None,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> int:
-    context.obj["debug"] |= debug
     wanted = chosen_speculation(drafting, not no_speculation, speculation)
-    enabled = Speculation.parse(wanted).enabled
-    if compare and not enabled:
+    if compare and not Speculation.parse(wanted).enabled:
         raise typer.BadParameter("--compare needs speculation: leave out what switches it off.")
     settings = Sampling(**sampling)
     text = _read() if prompt in (None, "-") else str(prompt)
+    expected = None if prediction is None else _content(prediction)
     llm = open_model(model, engine, wanted, quiet=quiet)
     ids = llm.chat_ids([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text)
-    task = _Task(llm, ids, settings.over(llm.default_sampling), origins)
+    request = {"origins": origins, "cache_salt": cache_salt, "prediction": expected}
+    task = _Task(llm, ids, settings.over(llm.default_sampling), request)
     return _compare(task, as_json) if compare else _once(task, as_json, quiet)
 
 
@@ -77,26 +87,11 @@ class _Task:
     llm: "LLM"
     ids: list[int]
     sampling: Sampling
-    origins: bool
+    request: dict[str, Any]
 
-    def run(self, speculation: Any, show: "Callable[[Chunk], None]") -> Run:
-        """Run it; a single answer is shown as it comes.
-
-        Raises:
-            _InterruptedError: with what was produced so far.
-        """
-        if self.sampling.n > 1:
-            started = time.perf_counter()
-            answers = self.llm.generate([self.ids], self.sampling, speculation=speculation, origins=self.origins)[0]
-            return Run(answers, sum(len(a.token_ids) for a in answers), time.perf_counter() - started)
-        seen = _Seen()
-        try:
-            for chunk in self.llm.stream(self.ids, self.sampling, speculation=speculation, origins=self.origins):
-                seen.add(chunk)
-                show(chunk)
-        except KeyboardInterrupt:
-            raise _InterruptedError(seen) from None
-        return seen.run()
+    def run(self, speculation: Any, show: "Callable[[Chunk], None] | None") -> Run:
+        """Run it; a single answer is shown as it comes."""
+        return answer(self.llm, self.ids, self.sampling, show, speculation=speculation, **self.request)
 
     def warm_up(self) -> None:
         """A few tokens, so that neither side of a comparison pays for reading the weights from disk."""
@@ -108,49 +103,6 @@ class _Task:
         one = answers[0] if self.sampling.n == 1 else {"completions": answers}
         return {**one, "tokens_per_second": run.speed}
 
-    def shown_part(self, seen: "_Seen") -> dict[str, Any]:
-        """The object for an answer that was interrupted."""
-        return {
-            "text": seen.text,
-            "token_ids": seen.tokens,
-            "finish_reason": "abort",
-            "prompt_token_ids": self.ids,
-            "prompt_tokens": len(self.ids),
-            "completion_tokens": len(seen.tokens),
-            "speculation": seen.chunks[-1].record.as_dict() if seen.chunks else None,
-        }
-
-
-@dataclass
-class _Seen:
-    """What has come of a stream."""
-
-    chunks: "list[Chunk]" = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-
-    def add(self, chunk: "Chunk") -> None:
-        self.times.append(time.perf_counter())
-        self.chunks.append(chunk)
-
-    @property
-    def text(self) -> str:
-        return "".join(chunk.text for chunk in self.chunks)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for chunk in self.chunks for token in chunk.token_ids]
-
-    def run(self) -> Run:
-        completion = self.chunks[-1].completion
-        assert completion is not None
-        late = len(self.tokens) - len(self.chunks[0].token_ids)
-        return Run([completion], late, self.times[-1] - self.times[0])
-
-
-class _InterruptedError(Exception):
-    def __init__(self, seen: "_Seen") -> None:
-        self.seen = seen
-
 
 def _read() -> str:
     """The prompt from standard input, without the line end that a shell puts behind it."""
@@ -159,38 +111,54 @@ def _read() -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _once(task: _Task, as_json: bool, quiet: bool) -> int:
-    painter = Painter()
+def _content(text: str) -> str:
+    """What is in the file of this name, or the text itself where there is none.
+
+    Raises:
+        OptionError: the file holds no text.
+    """
     try:
-        run = task.run({}, _nothing if as_json else painter.show)
-    except _InterruptedError as interrupted:
-        print_json(task.shown_part(interrupted.seen)) if as_json else painter.end()
-        return 130
+        there = Path(text).is_file()
+    except OSError:  # it is too long for a name
+        there = False
+    try:
+        return Path(text).read_text(encoding="utf-8") if there else text
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--prediction {text} cannot be read: {error}.") from error
+
+
+def _run(task: _Task, as_json: bool, painter: Painter) -> Run:
+    """Run it as the options say, its text printed unless a JSON object is awaited."""
+    run = task.run({}, None if as_json else painter.show)
     if as_json:
-        print_json(task.shown(run))
-        return 0
+        return run
     if task.sampling.n > 1:
         print("\n\n".join(f"[{place}] {c.text}" for place, c in enumerate(run.completions)))
     else:
         painter.end()
-    if not quiet:
+    return run
+
+
+def _once(task: _Task, as_json: bool, quiet: bool) -> int:
+    painter = Painter()
+    run = _run(task, as_json, painter)
+    if as_json:
+        print_json(task.shown(run))
+    elif not quiet:
         tell(summary(run), *[painter.legend()] * bool(painter.origins))
-    return 0
+    return 130 if run.interrupted else 0
 
 
 def _compare(task: _Task, as_json: bool) -> int:
-    painter = Painter()
-    show = _nothing if as_json else painter.show
     task.warm_up()
-    try:
-        fast = task.run({}, show)
-        if task.sampling.seed is None:
-            task.sampling = task.sampling.replace(seed=fast.completions[0].record.seed)
-        if not as_json:
-            painter.end()
-        plain = task.run(False, _nothing)
-    except _InterruptedError as interrupted:
-        print_json(task.shown_part(interrupted.seen)) if as_json else painter.end()
+    fast, plain = _run(task, as_json, Painter()), None
+    if task.sampling.seed is None:
+        task.sampling = task.sampling.replace(seed=fast.completions[0].record.seed)
+    if not fast.interrupted:
+        plain = task.run(False, None)
+    if plain is None or plain.interrupted:
+        if as_json:
+            print_json({**task.shown(fast), "plain": plain and task.shown(plain), "comparison": None})
         return 130
     identical = [c.token_ids for c in fast.completions] == [c.token_ids for c in plain.completions]
     if as_json:
@@ -199,7 +167,3 @@ def _compare(task: _Task, as_json: bool) -> int:
     else:
         print("", *comparison(plain, fast, identical), sep="\n")
     return 0 if identical else 1
-
-
-def _nothing(chunk: "Chunk") -> None:
-    """Nothing is shown while a JSON object is awaited."""

@@ -1,10 +1,12 @@
-"""What verifying and measuring share on the command line: prompts, the file of cells, progress."""
+"""What verifying and measuring share on the command line: prompts, the file of cells, progress, the result."""
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - a flag is made of this type
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,14 +14,19 @@ import typer
 from paceline.bench.environment import environment, settings
 from paceline.bench.runner import Runner
 from paceline.cli.flags import Group
-from paceline.cli.output import tell
+from paceline.cli.model import open_model
+from paceline.cli.output import print_json, tell
+from paceline.cli.tables import header, show
 from paceline.errors import OptionError
 from paceline.prompts import Prompt, read_prompts, spread
 from paceline.settings import EngineOptions
+from paceline.tree import MAX_NODES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
+
+    from rich.table import Table
 
     from paceline.llm import LLM
 
@@ -30,37 +37,111 @@ LOADING = Group(
 )
 """The flags of what loads a model in several number formats, its cache as large as the measurement needs."""
 
-Prompts = Annotated[
-    str | None,
-    typer.Option(
-        "--prompts",
-        help="A JSONL file (Spec-Bench's fields, HumanEval's, or prompt), or how many of the shipped prompts.",
-    ),
-]
-Count = Annotated[int | None, typer.Option("--count", help="Take so many of the prompts, from all categories in turn.")]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "--resume", "-o", help="Write each cell to this JSONL file as it is taken, and go on where it ends."
-    ),
-]
 Formats = Annotated[list[str] | None, typer.Option("--dtype", help="A number format of the weights; give several.")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="How often each cell is taken.")]
+Tokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of each answer.")]
+Drafts = Annotated[
+    int | None,
+    typer.Option("--num-speculative-tokens", min=1, max=MAX_NODES - 1, help="The most tokens drafted at a time."),
+]
 
 _EVERY = 10.0  # seconds between two lines of progress in a file or pipe
 
 
-def chosen(prompts: str | None, count: int | None, shipped: int | None = None) -> list[Prompt]:
-    """The prompts asked for; of those shipped at most ``shipped`` where nothing is said."""
-    if prompts is not None and prompts.isdecimal():
-        return spread(read_prompts(), min(int(prompts), count or int(prompts)))
-    found = read_prompts(prompts)
-    count = shipped if count is None and prompts is None else count
-    return found if count is None else spread(found, count)
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which prompts are taken.
+
+    Attributes:
+        prompts: a JSONL file (Spec-Bench's fields, HumanEval's, or prompt), or how many of the shipped prompts.
+        count: take so many of the prompts, from all categories in turn.
+        categories: only these, as in qa,rag; mt_bench is its eight small ones.
+    """
+
+    prompts: str | None = None
+    count: int | None = None
+    categories: str | None = None
+
+    def take(self, shipped: int | None = None, *, quiet: bool = False) -> list[Prompt]:
+        """The prompts asked for; of those shipped at most ``shipped`` where no number is said.
+
+        Where there are fewer, a line says so, unless ``quiet``.
+
+        Raises:
+            OptionError: there is no such prompt.
+        """
+        number = int(self.prompts) if self.prompts is not None and self.prompts.isdecimal() else None
+        found = _only(read_prompts(None if number is not None else self.prompts), self.categories)
+        for wanted in (number, self.count):
+            if wanted is not None and wanted > len(found) and not quiet:
+                tell(f"{wanted} prompts are asked for, and there are {len(found)}: all of them are taken.")
+        if self.prompts is None and self.count is None:
+            number = shipped
+        limits = [limit for limit in (number, self.count) if limit is not None]
+        return spread(found, min(limits)) if limits else found
 
 
-def runner(llm: LLM, prompts: Sequence[Prompt], output: Path | None, tell: Ticker, **others: Any) -> Runner:
-    """The runner of a measurement with ``others`` as its settings."""
-    return Runner(output, environment(llm), settings(llm, prompts, **others), tell)
+ASKED = Group("Prompts", Asked)
+
+
+def _only(prompts: list[Prompt], categories: str | None) -> list[Prompt]:
+    """The prompts of the categories named.
+
+    Raises:
+        OptionError: one of them has no prompt.
+    """
+    if categories is None:
+        return prompts
+    wanted = [name.strip() for name in categories.split(",")]
+    known = {name for prompt in prompts for name in (prompt.category, prompt.group)}
+    for name in wanted:
+        if name not in known:
+            raise OptionError(f"no prompt is of the category {name!r}; there are {', '.join(sorted(known))}.")
+    return [prompt for prompt in prompts if prompt.category in wanted or prompt.group in wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """Where the cells of a measurement go, and how its result is shown.
+
+    Attributes:
+        output: write each cell to this JSONL file as it is taken, and go on where it ends.
+        as_json: print one JSON object.
+        quiet: only the result, no remarks.
+    """
+
+    output: Path | None = None
+    as_json: bool = False
+    quiet: bool = False
+
+    def open(self, model: str, engine: dict[str, Any]) -> LLM:
+        """Load the model that is measured; it drafts only where the measurement says so."""
+        return open_model(model, engine, False, quiet=self.quiet)
+
+    @contextmanager
+    def cells(self, llm: LLM, prompts: Sequence[Prompt], **others: Any) -> Iterator[Runner]:
+        """The runner of a measurement of this model on these prompts, with ``others`` as its settings."""
+        with self.ticker() as ticker:
+            yield Runner(self.output, environment(llm), settings(llm, prompts, **others), ticker)
+
+    def ticker(self) -> Ticker:
+        """What is told of every cell."""
+        return Ticker(self.quiet)
+
+    def show(self, report: dict[str, Any], *tables: Table) -> None:
+        """Print the result."""
+        if self.as_json:
+            print_json(report)
+        else:
+            tell(header(report["environment"]))
+            show(*tables)
+
+
+MEASURING = Group(
+    "Result",
+    Measuring,
+    {"output": "--output --resume -o", "as_json": "--json", "quiet": "--quiet -q"},
+)
 
 
 def numbers(flag: str, text: str, low: int, high: int) -> list[int]:

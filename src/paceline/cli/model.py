@@ -6,17 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.flags import Group, memory
+from paceline import methods
+from paceline.cli.flags import Group, in_flags, memory, speculation
 from paceline.cli.output import plain_warnings, tell
 from paceline.llm import LLM
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 from paceline.settings import EngineOptions
-from paceline.targets.hub import known
 
 ENGINE = Group("Model", EngineOptions, {"threads": "--threads -t"}, {"cache_memory": memory})
 SAMPLING = Group("Sampling", Sampling)
-DRAFTING = Group("Speculation", Speculation, {"enabled": None, "model": "--draft-model"})
+_METHODS = ", ".join(("auto", *methods.names()))
+DRAFTING = Group(
+    "Speculation",
+    Speculation,
+    {"enabled": None, "model": "--draft-model"},
+    helps={"method": f"What drafts: {_METHODS}."},
+)
+METHOD_HELP = f"plain, {_METHODS}, with options as in NAME:KEY=VALUE,KEY=VALUE, or options alone; give several."
+FLAGS = {flag.name: flag.written for group in (SAMPLING, ENGINE, DRAFTING) for flag in group.flags}
+"""The flag of every option that has one, by its name in Python."""
 
 MODEL_HELP = "smollm2-135m, a Hugging Face repository id, a folder, or a GGUF file."
 
@@ -39,18 +48,29 @@ Written = Annotated[
         rich_help_panel="Speculation",
     ),
 ]
+CacheSalt = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-salt",
+        help="What drafters learn from this serves requests of the same key alone.",
+        rich_help_panel="Speculation",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result, no remarks.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback when something fails.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def open_model(model: str, engine: dict[str, Any], speculation: Any = True, *, quiet: bool = False) -> LLM:
+def chosen_speculation(given: dict[str, Any], enabled: bool, written: str | None) -> Any:
+    """What LLM takes as ``speculation``, checked before a model is loaded for it; see :func:`flags.speculation`."""
+    wanted = speculation(given, enabled, written)
+    methods.check(Speculation.parse(wanted))
+    return wanted
+
+
+def open_model(model: str, engine: dict[str, Any], drafting: Any = True, *, quiet: bool = False) -> LLM:
     """Load a model with the options that were given; what was chosen goes to standard error."""
-    default = known(model)
-    if default is not None and not default.path.exists() and not quiet:
-        tell(f"fetching {model}, 98 MB, and converting it, once")
     with plain_warnings():
-        llm = LLM(model, **engine, speculation=speculation, progress=not quiet)
+        llm = LLM(model, **engine, speculation=drafting, progress=not quiet)
     if not quiet:
-        tell(*llm.notes)
+        tell(*(in_flags(note, FLAGS) for note in llm.notes))
     return llm

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.model import MODEL_HELP, AsJson, Debug
+from paceline.cli.flags import verb
+from paceline.cli.model import MODEL_HELP, AsJson
 from paceline.cli.output import print_json, tell
 from paceline.targets import hub
 from paceline.targets.load import open_model
 
 
+@verb()
 def pull(
-    context: typer.Context,
     *,
     model: Annotated[str, typer.Argument(help=MODEL_HELP)] = hub.DEFAULT_MODEL,
     from_file: Annotated[
@@ -21,9 +22,7 @@ def pull(
     ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="Number format to convert it to; int8 on a CPU.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> int:
-    context.obj["debug"] |= debug
     tell(f"fetching {model}" if from_file is None else f"taking {model} from {from_file}")
     source = hub.pull(model, from_file)
     opened = open_model(model, dtype=dtype, progress=True)

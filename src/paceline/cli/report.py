@@ -19,13 +19,15 @@ class Run:
 
     Attributes:
         completions: the answers, one unless n is larger.
-        tokens: those that came in ``seconds``: all but the first of a streamed answer.
-        seconds: from its first token to its last; for several answers from the call to the end.
+        tokens: those that came in ``seconds``: all but what the first step gave.
+        seconds: from the first token to the last.
+        interrupted: whether somebody broke it off.
     """
 
     completions: Sequence[Completion]
     tokens: int
     seconds: float
+    interrupted: bool = False
 
     @property
     def speed(self) -> float | None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+import io
+import shutil
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.report import by_depth
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_WIDE = 160  # columns where the output is no terminal
-
 
 def show(*tables: Table) -> None:
-    """Print tables on standard output."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    """Print tables on standard output: as wide as the terminal, or in 80 columns."""
+    text = io.StringIO()  # rich would end the program by itself where nobody reads
+    console = Console(file=text, width=shutil.get_terminal_size().columns)
     for table in tables:
-        console.print(table)
+        console.print("", table)
+    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def header(environment: Mapping[str, Any]) -> str:
@@ -38,43 +37,34 @@ def header(environment: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def verified(report: Mapping[str, Any]) -> Table:
-    """What each combination compared."""
-    table = _table(
-        "method", "at a time", "temperature", "compared", "differing", "tokens", "accepted", "rejected", "enough"
-    )
+def verified(report: Mapping[str, Any]) -> list[Table]:
+    """What each combination compared: a table for each temperature and number of requests at a time."""
+    tables: dict[tuple[float, int], Table] = {}
     for row in report["combinations"]:
-        method = row["method"] + (" + oracle" if row["mixed"] else "")
-        numbers = [row[key] for key in ("prompts", "differing", "tokens", "accepted", "rejected")]
-        table.add_row(
-            method,
-            str(row["batch"]),
-            f"{row['temperature']:g}",
-            *(str(number) for number in numbers),
+        place = row["temperature"], row["batch"]
+        if place not in tables:
+            title = f"temperature {place[0]:g}, {place[1]} at a time"
+            tables[place] = _table(
+                title, "method", "compared", "differing", "tokens", "accepted", "rejected", "enough", wrapped=0
+            )
+        tables[place].add_row(
+            row["method"] + (" + oracle" if row["mixed"] else ""),
+            *(str(row[key]) for key in ("prompts", "differing", "tokens", "accepted", "rejected")),
             "yes" if row["counts"] else "no",
         )
-    return table
+    return list(tables.values())
 
 
-def compared(report: Mapping[str, Any], groups_of: str = "category") -> list[Table]:
-    """For each method its figures, and how often drafts were accepted at each depth."""
-    speeds = _figures(groups_of)
-    positions = _table("method", groups_of, "accepted by position")
-    for method, groups in report["methods"].items():
-        for group, figures in groups.items():
-            _add_figures(speeds, method, group, figures)
-            if figures["accepted_by_position"]:
-                positions.add_row(method, group, by_depth(figures["accepted_by_position"]))
-    return [speeds, positions] if positions.row_count else [speeds]
+def compared(report: Mapping[str, Any]) -> list[Table]:
+    """For each method its figures by category, and how often drafts were accepted at each depth."""
+    return [table for method, groups in report["methods"].items() for table in _figures(method, "category", groups)]
 
 
 def rewritten(report: Mapping[str, Any]) -> list[Table]:
     """The rewriting set: what is half copied, what is not, and every request."""
-    sets = _figures("plain output")
-    names = {"copied": "at least half copied", "rest": "less copied", "all": "all"}
-    for name, figures in report["sets"].items():
-        _add_figures(sets, "ngram", names[name], figures)
-    each = _table("request", "copied", "tokens", "tau", "speed-up")
+    names = {"copied": "half copied", "rest": "less copied", "all": "all"}
+    sets = {names[name]: figures for name, figures in report["sets"].items()}
+    each = _table("", "request", "copied", "tokens", "tau", "speed-up")
     for request in report["requests"]:
         each.add_row(
             request["id"],
@@ -83,47 +73,46 @@ def rewritten(report: Mapping[str, Any]) -> list[Table]:
             _two(request["tau"]),
             _x(request["speedup"]),
         )
-    return [sets, each]
+    return [*_figures(report["method"], "plain output", sets), each]
 
 
 def stepped(reports: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Steps by format, context and rows: as multiples of the floor, and where the time goes, in milliseconds."""
-    steps = _table("format", "context", "rows", "ms", "least", "x floor", "by round", "floor ms", "GB/s")
-    parts = _table(
-        "format", "context", "rows", "products", "attention", "small operators", "drafter", "sampling", "python"
-    )
-    others = _table("format", "what", "value")
-    for report in reports:
-        dtype = report["environment"]["dtype"]
-        for line in report["steps"]:
-            place = (dtype, str(line["context"]), str(line["rows"]))
-            floor = report["floors"][str(line["context"])]
-            low, high = line["floors_by_round"]
-            steps.add_row(
-                *place,
-                _ms(line["seconds"]),
-                _ms(line["least"]),
-                _two(line["floors"]),
-                f"{low:.2f} to {high:.2f}",
-                _ms(floor),
-                f"{max(report['bandwidth'].values()) / 1e9:.1f}",
-            )
-            parts.add_row(*place, *(_ms(value) for value in line["parts"].values()))
-        for reader, speed in report["bandwidth"].items():
-            others.add_row(dtype, f"read bandwidth, {reader}", f"{speed / 1e9:.1f} GB/s")
-        prefill, sampling = report["prefill"], report["sampling"]
-        rate = prefill["tokens"] / prefill["seconds"]
-        others.add_row(
-            dtype, f"prefill of {prefill['tokens']} tokens", f"{prefill['seconds']:.3f} s, {rate:.0f} tokens/s"
+    return [table for report in reports for table in _steps(report)]
+
+
+def _steps(report: Mapping[str, Any]) -> list[Table]:
+    dtype = report["environment"]["dtype"]
+    steps = _table(f"{dtype}: steps", "context", "rows", "ms", "least", "x floor", "by round", "floor ms", "GB/s")
+    parts = _table(f"{dtype}: milliseconds of", "context", "rows", *report["steps"][0]["parts"])
+    others = _table(f"{dtype}: besides", "what", "value")
+    for line in report["steps"]:
+        place = str(line["context"]), str(line["rows"])
+        floor = report["floors"][str(line["context"])]
+        low, high = line["floors_by_round"]
+        steps.add_row(
+            *place,
+            _ms(line["seconds"]),
+            _ms(line["least"]),
+            _two(line["floors"]),
+            f"{low:.2f} to {high:.2f}",
+            _ms(floor),
+            f"{max(report['bandwidth'].values()) / 1e9:.1f}",
         )
-        others.add_row(dtype, "plain decoding, sampled / greedy", f"{sampling['rate']:.3f}")
-        others.add_row(dtype, "a verified row, sampled - greedy", f"{_ms(sampling['seconds a verified row'])} ms")
+        parts.add_row(*place, *(_ms(value) for value in line["parts"].values()))
+    for reader, speed in report["bandwidth"].items():
+        others.add_row(f"read bandwidth, {reader}", f"{speed / 1e9:.1f} GB/s")
+    prefill, sampling = report["prefill"], report["sampling"]
+    rate = prefill["tokens"] / prefill["seconds"]
+    others.add_row(f"prefill of {prefill['tokens']} tokens", f"{prefill['seconds']:.3f} s, {rate:.0f} tokens/s")
+    others.add_row("plain decoding, sampled / greedy", f"{sampling['rate']:.3f}")
+    others.add_row("a verified row, sampled - greedy", f"{_ms(sampling['seconds a verified row'])} ms")
     return [steps, parts, others]
 
 
 def perplexities(report: Mapping[str, Any]) -> Table:
     """Perplexity by format and kind of text, and its ratio to fp32."""
-    table = _table("format", "text", "tokens", "perplexity", "ratio to fp32")
+    table = _table("", "format", "text", "tokens", "perplexity", "ratio to fp32", words=(0, 1))
     for dtype, kinds in report["perplexity"].items():
         for kind, found in kinds.items():
             ratio = report["ratios"][dtype][kind]
@@ -131,54 +120,71 @@ def perplexities(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def beside(report: Mapping[str, Any]) -> Table:
+def beside(report: Mapping[str, Any]) -> list[Table]:
     """Engines by work; ratios are of their seconds to those of the first."""
-    table = _table("work", "engine", "s", "least to most", "tokens/s", "ratio", "95 %", "same tokens")
+    tables = {
+        work: _table(title, "engine", "s", "least to most", "tokens/s", "ratio", "95 %", "same tokens")
+        for work, title in report["works"].items()
+    }
     for figure in report["figures"]:
         seconds, (low, high) = figure["seconds"], figure["interval"]
-        table.add_row(
-            report["works"][figure["work"]],
+        tables[figure["work"]].add_row(
             figure["peer"],
-            f"{seconds['median']:.4f}",
-            f"{seconds['low']:.4f} to {seconds['high']:.4f}",
+            f"{seconds['median']:.3f}",
+            f"{seconds['low']:.3f} to {seconds['high']:.3f}",
             f"{figure['speed']:.1f}",
             _x(figure["ratio"]),
             f"{low:.2f} to {high:.2f}",
             "" if figure["agrees"] is None else f"{figure['agrees']:.1f}",
         )
-    return table
+    return list(tables.values())
 
 
-def _figures(groups_of: str) -> Table:
-    return _table(
-        *("method", groups_of, "prompts", "tokens", "tokens/s", "speed-up", "spread", "95 %", "end to end"),
-        *("tau", "tau macro", "differing"),
+def _figures(method: str, groups_of: str, groups: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """A method's speed by group, and how its drafts fared."""
+    speed = _table(f"{method}: speed", groups_of, "tokens/s", "speed-up", "over repeats", "95 %", "end to end")
+    drafts = _table(
+        f"{method}: drafts",
+        groups_of,
+        "prompts",
+        "tokens",
+        "differing",
+        "tau",
+        "macro",
+        "% accepted at depth 1, 2, ...",
     )
+    for group, figures in groups.items():
+        rate, ratio, interval = (figures.get(key) for key in ("tokens_per_second", "speedup", "interval"))
+        speed.add_row(
+            group,
+            "" if rate is None else f"{rate['median']:.1f}",
+            _x(None if ratio is None else ratio["median"]),
+            "" if ratio is None else f"{ratio['low']:.2f} to {ratio['high']:.2f}",
+            "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
+            _x(figures["end_to_end"]["median"]),
+        )
+        drafts.add_row(
+            group,
+            *(str(figures[key]) for key in ("prompts", "tokens", "differing")),
+            *(_two(figures[key]) for key in ("tau", "tau_macro")),
+            " ".join(
+                f"{100 * at['accepted'] / at['reached']:.0f}" for at in figures["accepted_by_position"] if at["reached"]
+            ),
+        )
+    return [speed, drafts]
 
 
-def _add_figures(table: Table, method: str, group: str, figures: Mapping[str, Any]) -> None:
-    speed, ratio = figures.get("tokens_per_second"), figures.get("speedup")
-    interval = figures.get("interval")
-    table.add_row(
-        method,
-        group,
-        str(figures["prompts"]),
-        str(figures["tokens"]),
-        "" if speed is None else f"{speed['median']:.1f}",
-        _x(None if ratio is None else ratio["median"]),
-        "" if ratio is None else f"{ratio['low']:.2f} to {ratio['high']:.2f}",
-        "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
-        _x(figures["end_to_end"]["median"]),
-        _two(figures["tau"]),
-        _two(figures["tau_macro"]),
-        str(figures["differing"]),
-    )
+def _table(title: str, *columns: str, wrapped: int = -1, words: Sequence[int] = (0,)) -> Table:
+    """A table whose numbers stand below each other.
 
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+    Args:
+        wrapped: the column that gives way where the table is too wide.
+        words: the columns that are not numbers.
+    """
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < 2 else "right", no_wrap=place != len(columns) - 1)
+        side: Literal["left", "right"] = "left" if place in words else "right"
+        table.add_column(column, justify=side, no_wrap=place != wrapped % len(columns), overflow="fold")
     return table
 
 

@@ -4,32 +4,34 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.bench.verify import DRAWS, FIRST_SEED, Verification
-from paceline.cli.flags import with_flags
-from paceline.cli.measure import Count, Output, Prompts, Ticker, chosen, runner
-from paceline.cli.model import ENGINE, MODEL_HELP, AsJson, Debug, Quiet, open_model
-from paceline.cli.output import print_json, tell
-from paceline.cli.tables import header, show, verified
+from paceline.bench.verify import DRAWS, ENOUGH, FIRST_SEED, WAYS, Verification, chosen_ways
+from paceline.cli.flags import verb
+from paceline.cli.measure import ASKED, MEASURING, Asked, Drafts, Measuring, Tokens
+from paceline.cli.model import ENGINE, MODEL_HELP
+from paceline.cli.output import tell
+from paceline.cli.tables import verified
 from paceline.errors import OptionError
 from paceline.targets.hub import DEFAULT_MODEL
-from paceline.tree import MAX_NODES
 
 AT_A_TIME = 8
 SHIPPED = 8
+LEGEND = (
+    f"enough: at least {ENOUGH} drafts accepted and {ENOUGH} rejected; self: the model as its own drafter, all of "
+    "whose drafts are accepted; oracle: knows the answer, and swaps half of its tokens for wrong ones."
+)
+METHOD_HELP = f"Only {', '.join(way.name for way in WAYS)}, or one written as for bench run; give several."
 
 
-@with_flags(engine=ENGINE)
+@verb(engine=ENGINE, asked=ASKED, measuring=MEASURING)
 def verify(
-    context: typer.Context,
     *,
     engine: dict[str, Any],
+    asked: dict[str, Any],
+    measuring: dict[str, Any],
     model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
-    prompts: Prompts = None,
-    count: Count = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of each answer.")] = 64,
-    drafts: Annotated[
-        int, typer.Option("--num-speculative-tokens", min=1, max=MAX_NODES - 1, help="Tokens drafted at a time.")
-    ] = 5,
+    method: Annotated[list[str] | None, typer.Option("--method", help=METHOD_HELP)] = None,
+    max_tokens: Tokens = 64,
+    drafts: Drafts = 5,
     draft_layers: Annotated[
         int,
         typer.Option(
@@ -43,33 +45,27 @@ def verify(
             help=f"Each prompt in {DRAWS} combinations by lot, with enough drafts accepted and rejected.",
         ),
     ] = False,
-    output: Output = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
 ) -> int:
-    context.obj["debug"] |= debug
-    asked = chosen(prompts, count, None if full else SHIPPED)
+    ways, result = chosen_ways(method), Measuring(**measuring)
+    prompts = Asked(**asked).take(None if full else SHIPPED, quiet=result.quiet)
     if engine.setdefault("max_num_seqs", AT_A_TIME) < AT_A_TIME:
         raise OptionError(f"max_num_seqs is {engine['max_num_seqs']}; verifying runs {AT_A_TIME} requests at a time.")
-    llm = open_model(model, engine, False, quiet=quiet)
-    with Ticker(quiet) as ticker:
-        settings = {"verify": max_tokens, "drafts": drafts, "draft_layers": draft_layers, "seed": FIRST_SEED}
-        verification = Verification(
+    llm = result.open(model, engine)
+    settings = {"verify": max_tokens, "drafts": drafts, "draft_layers": draft_layers, "seed": FIRST_SEED}
+    with result.cells(llm, prompts, **settings) as cells:
+        report = Verification(
             llm,
-            asked,
-            runner(llm, asked, output, ticker, **settings),
+            prompts,
+            cells,
             max_tokens=max_tokens,
             draws=DRAWS if full else None,
-            drafts=drafts,
+            drafts=drafts or 5,
             draft_layers=draft_layers,
-        )
-        report = verification.report()
-    if as_json:
-        print_json(report)
-    else:
-        tell(header(report["environment"]))
-        show(verified(report))
+            ways=ways,
+        ).report()
+    result.show(report, *verified(report))
+    if not result.as_json:
+        print("", LEGEND, "", sep="\n")
         for difference in report["differences"]:
             found = {key: value for key, value in difference.items() if key not in ("expected", "found")}
             print("differs:", *(f"{key} {value}" for key, value in found.items()))
