@@ -14,7 +14,7 @@ from paceline import draw as plain
 from paceline import race as plain_race
 from paceline.acceptance import Noise, probabilities
 from paceline.draw import Filter, kept, processed
-from paceline.errors import ModelError, RequestError
+from paceline.errors import KernelError, ModelError, RequestError
 from paceline.kernels import sample
 from paceline.noise import noise_key
 from tests.test_engine_coupled import fits
@@ -59,6 +59,7 @@ def compare(seed: int, count: int, sizes: tuple[int, ...]) -> None:
         order = plain_race.draws(shares, key, position, wanted)
         for path in paths:
             assert torch.equal(path.shares(row, options), shares), (kind, size, options, path.path)
+            assert torch.equal(path.processed(row, options), plain.processed(row, options)), (kind, size, options)
             assert path.draws(shares, key, position, wanted) == order, (kind, size, options, path.path)
 
 
@@ -147,9 +148,9 @@ def test_none_where_none_is_possible(options: Filter, size: int) -> None:
         assert path.children(row, torch.arange(size), options, 1, 2, 3) == ([], [])
         assert path.draws(torch.zeros(size, dtype=torch.float64), 1, 2, 3) == []
         if size:
-            for shares in (path.shares, plain.shares):
+            for rows_of in (path.shares, plain.shares):
                 with pytest.raises(RequestError):
-                    shares(row, options)
+                    rows_of(row, options)
 
 
 @pytest.mark.parametrize("options", [GREEDY, Filter(top_p=0.5)])
@@ -162,9 +163,12 @@ def test_numbers_that_are_none(options: Filter, wrong: float, rest: float) -> No
         for children in (path.children, plain_race.children):
             with pytest.raises(ModelError):
                 children(row, None, options, 1, 2, 3)
-        for shares in (path.shares, plain.shares):
+        rows_of = (
+            [path.shares, plain.shares] if options.temperature == 0 else [path.shares, path.processed, plain.shares]
+        )
+        for function in rows_of:
             with pytest.raises(ModelError):
-                shares(row, options)
+                function(row, options)
 
 
 def test_rows_that_rise_and_fall() -> None:
@@ -188,6 +192,16 @@ def test_rows_that_are_not_side_by_side() -> None:
             assert torch.equal(path.shares(table[:, 4], options), plain.shares(table[:, 4].clone(), options))
         spread = plain.shares(table[:, 4], Filter())[None].expand(2, -1).t()[:, 0]
         assert path.draws(spread, 5, 6, 8) == plain_race.draws(spread.clone(), 5, 6, 8)
+
+
+def test_ids_of_another_number_or_type() -> None:
+    row = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    for path in available():
+        with pytest.raises(KernelError, match="give one for each"):
+            path.children(row, torch.arange(99), GREEDY, 1, 2, 3)
+        assert path.children(row, torch.arange(100, dtype=torch.int32), Filter(), 1, 2, 3) == plain_race.children(
+            row, None, Filter(), 1, 2, 3
+        )
 
 
 # What the numbers mean

@@ -32,7 +32,8 @@ def children(
 
     Args:
         row: float32 [N], after the rules.
-        ids: int64 [N], the tokens of the columns, all different, in any order; without it column i is token i.
+        ids: int64 [N], the tokens of the columns, below 2**32, all different, in any order; without them column i is
+            token i.
         options: how the row becomes a distribution.
         key: what :func:`paceline.noise.noise_key` gave.
         position: the absolute position of the token that is drawn.

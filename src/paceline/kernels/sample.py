@@ -13,6 +13,7 @@ import torch
 from paceline import draw as plain
 from paceline import race as plain_race
 from paceline.draw import Filter, Logprob
+from paceline.errors import KernelError
 from paceline.kernels import PATHS, library
 from paceline.noise import stream
 
@@ -64,9 +65,10 @@ class SampleKernels:
         self._children, self._shares, self._race = library.pl_children, library.pl_shares, library.pl_race
         row: list[Any] = [ctypes.c_int32, pointer, integer]
         self._children.argtypes = [*row, pointer, pointer, ctypes.c_uint64, integer, pointer, pointer, pointer]
-        self._shares.argtypes = [*row, pointer, pointer, pointer]
+        self._processed = library.pl_processed
+        self._shares.argtypes = self._processed.argtypes = [*row, pointer, pointer, pointer]
         self._race.argtypes = [*row, ctypes.c_uint64, integer, pointer, pointer, pointer]
-        for function in (self._children, self._shares, self._race):
+        for function in (self._children, self._shares, self._processed, self._race):
             function.restype = integer
         for function in (self._argmax, self._draw, self._uniforms):
             function.restype = None
@@ -99,7 +101,10 @@ class SampleKernels:
         row = _packed(row[None])[0]
         size = row.shape[0]
         count = min(count, size)
-        ids = None if ids is None else ids.contiguous()
+        if ids is not None:
+            ids = ids.to("cpu", torch.int64).contiguous()
+            if ids.shape != row.shape:
+                raise KernelError(f"ids are {list(ids.shape)} for a row of {size} columns; give one for each.")
         tokens, chances = (ctypes.c_int64 * count)(), (ctypes.c_double * count)()
         found = self._children(
             *(self.path, row.data_ptr(), size, None if ids is None else ids.data_ptr()),
@@ -115,13 +120,15 @@ class SampleKernels:
         if options.temperature == 0.0:
             result[self.argmax(row[None])[0]] = 1.0
             return result
-        row = _packed(row[None])[0]
-        place = self.path, row.data_ptr(), row.shape[0]
-        _checked([self._shares(*place, _filter(options), self._room(row.shape[0]), result.data_ptr())])
-        return result
+        return self._filled(self._shares, row, options, result)
+
+    def processed(self, row: Tensor, options: Filter) -> Tensor:
+        if options.temperature == 0.0:
+            return row
+        return self._filled(self._processed, row, options, torch.full(row.shape, -math.inf))
 
     def draws(self, q: Tensor, key: int, position: int, count: int) -> list[int]:
-        q = q.contiguous()
+        q = q.to("cpu", torch.float64).contiguous()
         size = q.shape[0]
         count = min(count, size)
         tokens, scores = (ctypes.c_int64 * count)(), (ctypes.c_double * count)()
@@ -141,6 +148,13 @@ class SampleKernels:
         values = row[torch.tensor(listed, dtype=torch.int64)].tolist()
         top = tuple((i, value - report.top - total) for i, value in zip(listed, values, strict=True))
         return Logprob(token, float(row[token]) - report.top - total, report.rank, top)
+
+    def _filled(self, function: Any, row: Tensor, options: Filter, result: Tensor) -> Tensor:
+        """The result, once a function of one row has written what it gives each token that is kept."""
+        row = _packed(row[None])[0]
+        place = self.path, row.data_ptr(), row.shape[0]
+        _checked([function(*place, _filter(options), self._room(row.shape[0]), result.data_ptr())])
+        return result
 
     def _room(self, size: int) -> int:
         """Where this thread may put the candidates of a row; kept, since fresh memory costs more than a draw."""
@@ -202,6 +216,12 @@ def shares(row: Tensor, options: Filter) -> Tensor:
     """``paceline.draw.shares``, in C where the library is there: the same bits."""
     kernels = _kernels()
     return (plain if kernels is None else kernels).shares(row, options)
+
+
+def processed(row: Tensor, options: Filter) -> Tensor:
+    """``paceline.draw.processed``, in C where the library is there: the same bits."""
+    kernels = _kernels()
+    return (plain if kernels is None else kernels).processed(row, options)
 
 
 def draws(q: Tensor, key: int, position: int, count: int) -> list[int]:

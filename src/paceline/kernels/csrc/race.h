@@ -40,6 +40,7 @@ INLINE void enter(field *f, const float *x, int64_t start, int64_t end, const in
     }
 }
 
+/* Take a token among the winners if it is one: an insertion sort, since few are wanted and few get here. */
 static void insert(winners *w, double score, int64_t id)
 {
     int64_t i = w->count;
@@ -130,8 +131,8 @@ INLINE int64_t score_mass(const double *scores, int64_t n, double top)
     return total;
 }
 
-INLINE int64_t sampled_children(const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, uint64_t key,
-                                item *room, winners *w)
+/* Enter the tokens that the filter keeps, their scores (x - top) / temperature; returns what is wrong with the row. */
+INLINE int64_t enter_kept(field *f, const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, item *room)
 {
     float top;
     const int64_t best = find_top(x, n, &top);
@@ -139,11 +140,22 @@ INLINE int64_t sampled_children(const float *x, int64_t n, const int64_t *ids, c
         return best;
     list l = {room, ids, 0};
     const uint64_t last = find_last(&l, x, n, top, filter);
-    field f = field_in(room, n);
-    enter(&f, x, 0, n, ids, last);
+    enter(f, x, 0, n, ids, last);
     const double high = (double)top, scale = filter->scale;
+    for (int64_t i = 0; i < f->count; i++)
+        f->scores[i] = (f->scores[i] - high) * scale;
+    return 0;
+}
+
+INLINE int64_t sampled_children(const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, uint64_t key,
+                                item *room, winners *w)
+{
+    field f = field_in(room, n);
+    const int64_t state = enter_kept(&f, x, n, ids, filter, room);
+    if (state)
+        return state;
     for (int64_t i = 0; i < f.count; i++)
-        f.scores[i] = (f.scores[i] - high) * scale + gumbel(key, f.ids[i]);
+        f.scores[i] += gumbel(key, f.ids[i]);
     finish(&f, w);
     const double first = top_score(f.scores, f.count), total = (double)score_mass(f.scores, f.count, first);
     for (int64_t i = 0; i < w->count; i++)
@@ -181,19 +193,14 @@ INLINE int64_t greedy_children(const float *x, int64_t n, const int64_t *ids, it
 /* Probabilities; their sum is made of LANES sums, each in the order of ids. */
 INLINE int64_t shares_row(const float *x, int64_t n, const pl_filter *filter, item *room, double *out)
 {
-    float top;
-    const int64_t best = find_top(x, n, &top);
-    if (best < 0)
-        return best;
-    list l = {room, NULL, 0};
-    const uint64_t last = find_last(&l, x, n, top, filter);
     field f = field_in(room, n);
-    enter(&f, x, 0, n, NULL, last);
-    const double high = (double)top, scale = filter->scale;
+    const int64_t state = enter_kept(&f, x, n, NULL, filter, room);
+    if (state)
+        return state;
     double sums[LANES] = {0}, total = 0.0;
     int64_t i = 0;
     for (; i < f.count; i++)
-        f.scores[i] = exponential((f.scores[i] - high) * scale);
+        f.scores[i] = exponential(f.scores[i]);
     for (i = 0; i + LANES <= f.count; i += LANES)
         for (int j = 0; j < LANES; j++)
             sums[j] += f.scores[i + j];
@@ -203,7 +210,17 @@ INLINE int64_t shares_row(const float *x, int64_t n, const pl_filter *filter, it
         total += sums[j];
     for (i = 0; i < f.count; i++)
         out[f.ids[i]] = f.scores[i] / total;
-    return best;
+    return 0;
+}
+
+/* Logits of the distribution that a token is drawn from. */
+INLINE int64_t processed_row(const float *x, int64_t n, const pl_filter *filter, item *room, float *out)
+{
+    field f = field_in(room, n);
+    const int64_t state = enter_kept(&f, x, n, NULL, filter, room);
+    for (int64_t i = 0; i < f.count; i++)
+        out[f.ids[i]] = (float)f.scores[i];
+    return state;
 }
 
 INLINE void race_row(const double *q, int64_t n, uint64_t key, item *room, winners *w)

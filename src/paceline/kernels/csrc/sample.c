@@ -112,6 +112,10 @@ INLINE int64_t report_row(const float *x, int64_t n, int64_t token, int64_t k, i
     {                                                                                                            \
         return shares_row(x, n, f, room, out);                                                                   \
     }                                                                                                            \
+    TARGET static int64_t processed_##NAME(const float *x, int64_t n, const pl_filter *f, item *room, float *out) \
+    {                                                                                                            \
+        return processed_row(x, n, f, room, out);                                                                \
+    }                                                                                                            \
     TARGET static void race_##NAME(const double *q, int64_t n, uint64_t key, item *room, winners *found)         \
     {                                                                                                            \
         race_row(q, n, key, room, found);                                                                        \
@@ -176,6 +180,11 @@ int64_t pl_children(int32_t path, const float *x, int64_t n, const int64_t *ids,
 int64_t pl_shares(int32_t path, const float *x, int64_t n, const pl_filter *filter, pl_candidate *room, double *out)
 {
     return CHOOSE(path, shares)(x, n, filter, room, out);
+}
+
+int64_t pl_processed(int32_t path, const float *x, int64_t n, const pl_filter *filter, pl_candidate *room, float *out)
+{
+    return CHOOSE(path, processed)(x, n, filter, room, out);
 }
 
 int64_t pl_race(int32_t path, const double *q, int64_t n, uint64_t key, int64_t count, pl_candidate *room,

@@ -35,8 +35,10 @@ int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int6
  * by logit alone, and their chances; returns how many there are. */
 int64_t pl_children(int32_t path, const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, uint64_t key,
                     int64_t count, pl_candidate *room, int64_t *tokens, double *chances);
-/* The probabilities of the tokens that the filter keeps; the others' are left as they are. */
+/* The probabilities, or the logits over the temperature, of the tokens that the filter keeps; the others' are left as
+ * they are. */
 int64_t pl_shares(int32_t path, const float *x, int64_t n, const pl_filter *filter, pl_candidate *room, double *out);
+int64_t pl_processed(int32_t path, const float *x, int64_t n, const pl_filter *filter, pl_candidate *room, float *out);
 /* The first count tokens of the race by log q + noise, where q is not 0, in falling order; returns how many. */
 int64_t pl_race(int32_t path, const double *q, int64_t n, uint64_t key, int64_t count, pl_candidate *room,
                 int64_t *tokens, double *scores);
