@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import LLM, Sampling
 from paceline.constraint import TokenAutomaton
 from paceline.drafters import View
 from paceline.drafters.grammar import METHOD, GrammarDrafter
@@ -165,3 +166,19 @@ def test_it_is_a_method_without_options() -> None:
     nothing: Any = None
     assert isinstance(METHOD.make(nothing, nothing), GrammarDrafter)
     assert (METHOD.options, METHOD.model) == ((), "none")
+
+
+def test_the_default_model_keeps_to_its_language(llm: LLM) -> None:
+    texts = [" The answer is yes, without any doubt.", " The answer is no, for it was never true."]
+    ids = [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    constraint = TokenAutomaton.from_texts(ids, llm.tokenizer.eos_ids)
+    prompts = ["Is water wet?", "Is the moon a cheese?"]
+    for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.95, seed=5)):
+        plain = llm.generate(prompts, sampling, speculation=False, constraint=constraint)
+        method = {"method": "grammar", "num_speculative_tokens": 16, "adaptive": False}
+        drafted = llm.generate(prompts, sampling, speculation=method, constraint=constraint)
+        assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
+        for answer in drafted:
+            assert answer.text in texts
+            assert answer.finish_reason == "stop"
+            assert answer.record.drafted == answer.record.accepted > 4

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import LLM, Sampling
 from paceline.drafters import Outcome, View
 from paceline.drafters.lookahead import METHOD, LookaheadDrafter
 from paceline.errors import DrafterError
 from paceline.options import Speculation
-from paceline.tree import MAX_NODES
+from paceline.tree import MAX_NODES, Dropping
 from tests.toys import VOCAB, ToyRun, alone, no_draw, path_rule, same, trials
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def test_guesses_come_first_the_latest_of_them_before_all() -> None:
         assert tree.tokens[1:] == tokens
     assert tree.parents == [-1, 0, 1, 0, 3, 1, 0]
     assert min(tree.survival[:6]) > tree.survival[6] > 0.0
-    assert [tree.best(n).tokens for n in (2, 6)] == [[5, 1], [5, 1, 6, 3, 4, 2]]
+    assert [tree.best(n, Dropping()).tokens for n in (2, 6)] == [[5, 1], [5, 1, 6, 3, 4, 2]]
 
 
 @trials(40)
@@ -285,3 +286,17 @@ def test_a_target_of_short_memory_is_looked_ahead_of() -> None:
         session.step()
         steps += 1
     assert session.accepted / steps > 1.0
+
+
+def test_not_one_token_of_the_default_model_differs(llm: LLM) -> None:
+    prompts = ["def fibonacci(n):\n", "The rain fell on the race, and the rain"]
+    for sampling in (
+        Sampling(temperature=0.0, max_tokens=64),
+        Sampling(temperature=0.8, top_p=0.95, seed=5, max_tokens=64),
+    ):
+        plain = llm.generate(prompts, sampling, speculation=False)
+        method = {"method": "lookahead", "num_speculative_tokens": 55, "adaptive": False}
+        drafted = llm.generate(prompts, sampling, speculation=method)
+        assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
+        assert all(a.record.drafted for a in drafted)
+        assert sum(a.record.accepted for a in drafted) > 0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import LLM, Sampling
 from paceline.drafters import View
 from paceline.drafters.prediction import METHOD, Places, PredictionDrafter
 from paceline.targets.toy import script_rule
@@ -269,3 +270,18 @@ def test_an_answer_expected_with_errors_stays_plain(seed: int, edits: int, tempe
     run.finish(sequence)
     same(sequence, expected)
     assert sequence.record.accepted > 0
+
+
+def test_not_one_token_of_the_default_model_differs(llm: LLM) -> None:
+    prompt = "one two three four, one two three four, one two three four,"
+    for sampling in (
+        Sampling(temperature=0.0, max_tokens=24),
+        Sampling(temperature=0.8, top_p=0.95, seed=5, max_tokens=24),
+    ):
+        (plain,) = llm.generate([prompt], sampling, speculation=False)
+        for prediction in (plain.text, plain.token_ids[2:], "quite another text", "", None):
+            method = {"method": "prediction", "adaptive": False}
+            (drafted,) = llm.generate([prompt], sampling, speculation=method, prediction=prediction)
+            assert drafted.token_ids == plain.token_ids
+            if prediction == plain.token_ids[2:]:
+                assert drafted.record.accepted >= len(prediction) // 2
