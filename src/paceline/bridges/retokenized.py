@@ -1,0 +1,170 @@
+"""Drafts as text: the draft model writes in its own tokens, and the target's tokenizer reads what it wrote."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from paceline.bridges.reading import TextReading
+from paceline.tree import MAX_NODES, TokenTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paceline.bridges.spelling import Spelling
+    from paceline.drafters import View
+
+_LEFT = 8  # committed tokens that are encoded once more before drafted text, for the splitter's sake
+
+
+class Retokenized:
+    """The draft model's likeliest text, in the target's tokens.
+
+    No probability of a token of the target's is known, so it is exact only under rules that need none.
+
+    Source: Timor et al. 2025 (arXiv 2502.05202), algorithm 2, string-level exact match.
+
+    Attributes:
+        target: the target's tokenizer.
+        own: the draft model's.
+        ends: the draft model's special tokens that may end a text, to the target's of the same text and role.
+    """
+
+    kind = "retokenized"
+    sampled = False
+
+    def __init__(self, target: Spelling, draft: Spelling) -> None:
+        self.target, self.own = target, draft
+        pairs = [(draft.special[name], token) for name, token in target.special.items() if name in draft.special]
+        self.ends = {own: token for own, token in pairs if draft.role(own) == target.role(token)}
+
+    def reading(self, tokens: Sequence[int]) -> TextReading:
+        return TextReading(self.target, self.own, tokens)
+
+    def draft(self, view: View, reading: TextReading, origin: str) -> WrittenDraft:
+        return WrittenDraft(self, view, reading.begins, origin)
+
+    def retokenize(self, committed: Sequence[int], drafted: Sequence[int], begins: bool) -> list[tuple[int, int]]:
+        """The target's tokens for what the draft model wrote behind the target's ``committed`` tokens.
+
+        Each comes with the number of ``drafted`` ids that it takes. What they spell is what these spell, up to the
+        last place where both tokenizers cut and behind which the draft model has said how the text goes on: further
+        text might change the tokens there. An end at which both have the same token is such a place too.
+
+        ``begins`` says that the draft model's first token may start with a space that is none of the text's.
+        """
+        end = self.ends.get(drafted[-1])
+        written = drafted if end is None else drafted[:-1]
+        pieces = [self.own.tokenizer.token_bytes(token) for token in written]
+        if begins and pieces:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        text = b"".join(pieces)
+        tokens, places = self._read(committed, text)
+        ends = list(accumulate(map(len, pieces)))
+        whole = (places or [0])[-1] == len(text)
+        if end is None and not (whole and places[-2:-1] == ends[-2:-1]):
+            cuts = {0, *ends[:-1]}
+            stable = next((n for n in range(len(places), 0, -1) if places[n - 1] in cuts), 0)
+            tokens, places = tokens[:stable], places[:stable]
+        found = [(token, bisect_left(ends, place) + 1) for token, place in zip(tokens, places, strict=True)]
+        return [*found, (end, len(drafted))] if end is not None and whole else found
+
+    def _read(self, committed: Sequence[int], text: bytes) -> tuple[list[int], list[int]]:
+        """The target's tokens for ``text`` behind ``committed``, and where in it each of them ends."""
+        left, begins = self._left(committed)
+        for before, first in ((left, begins), (b"", begins and not left)):
+            ids = self.target.encode(_decoded(before + text), first)
+            pieces = [self.target.tokenizer.token_bytes(token) for token in ids]
+            if first and ids:
+                pieces[0] = pieces[0].removeprefix(b" ")
+            ends = [0, *accumulate(map(len, pieces))]
+            if len(before) in ends:
+                start = ends.index(len(before))
+                places = [end - len(before) for end in ends[start + 1 :]]
+                spans = zip([0, *places], places, pieces[start:], strict=False)
+                differing = (n for n, (a, b, piece) in enumerate(spans) if text[a:b] != piece)
+                good = next(differing, len(places))
+                return ids[start : start + good], places[:good]
+        return [], []
+
+    def _left(self, committed: Sequence[int]) -> tuple[bytes, bool]:
+        """The text of the last committed tokens, and whether it begins where the target puts a space before text."""
+        tokenizer, start = self.target.tokenizer, len(committed)
+        while start > max(0, len(committed) - _LEFT) and committed[start - 1] not in tokenizer.special_ids:
+            start -= 1
+        left = self.target.spelled(committed[start:])
+        inside = start > 0 and committed[start - 1] not in tokenizer.special_ids
+        opening = start == 0 or (start == 1 and committed[0] == tokenizer.bos_id)
+        begins = not inside and (self.target.prefix == "always" or (self.target.prefix == "first" and opening))
+        if begins:
+            left = left.removeprefix(b" ")
+        elif inside:
+            left = left.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character that began before
+        return left, begins
+
+
+class WrittenDraft:
+    """A tree in the draft model's own ids, of its likeliest tokens; see :class:`paceline.bridges.Draft`."""
+
+    def __init__(self, bridge: Retokenized, view: View, begins: bool, origin: str) -> None:
+        self._bridge = bridge
+        self._view = view
+        self._begins = begins
+        self._origin = origin
+        self.ids = [-1]
+        self.parents = [-1]
+        self.survival = [1.0]
+
+    def grow(self, node: int, logits: Tensor, count: int) -> list[int]:
+        """Add the ``count`` likeliest tokens after ``node``; returns those behind which text may follow."""
+        own, growing = self._bridge.own, []
+        logits = logits[: own.rows]
+        top = logits.topk(min(count, logits.shape[0]))
+        total = float(logits.logsumexp(0))
+        for token, logit in zip(top.indices.tolist(), top.values.tolist(), strict=True):
+            special = token in own.tokenizer.special_ids
+            if not special:
+                growing.append(len(self.ids))
+            if not special or token in self._bridge.ends:
+                self.ids.append(token)
+                self.parents.append(node)
+                self.survival.append(self.survival[node] * min(1.0, math.exp(logit - total)))
+        return growing
+
+    def tree(self) -> TokenTree:
+        """The texts of all leaves in the target's tokens, joined where they begin alike."""
+        tree = TokenTree.root(self._view.tokens[-1])
+        inner = set(self.parents)
+        for leaf in range(1, len(self.ids)):
+            if leaf not in inner:
+                self._add(tree, self._path(leaf))
+        return tree
+
+    def _path(self, node: int) -> list[int]:
+        path = list[int]()
+        while node:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def _add(self, tree: TokenTree, path: list[int]) -> None:
+        node = 0
+        drafted = [self.ids[above] for above in path]
+        for token, taken in self._bridge.retokenize(self._view.tokens, drafted, self._begins):
+            known = next((child for child in tree.children(node) if tree.tokens[child] == token), None)
+            if known is None and len(tree) == MAX_NODES:
+                return
+            survival = min(self.survival[path[taken - 1]], tree.survival[node])
+            node = tree.add(node, token, survival, self._origin) if known is None else known
+
+
+def _decoded(data: bytes) -> str:
+    """The text of ``data`` up to the first byte that is none, or no whole character yet."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        return data[: error.start].decode()
