@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.constraint import Constraint, TokenAutomaton
 from paceline.errors import OptionError, RequestError
 from paceline.sampling import LogitRules, Sampling
+from paceline.tree import TokenTree
 from tests.toys import ScriptedDrafter, ToyRun, TreeDrafter, path_rule, random_tree, same, trials
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.drafters import Drafter
+    from paceline.drafters import Drafter, View
     from paceline.request import Sequence
 
 V = 8
@@ -250,6 +251,63 @@ def test_output_is_in_the_language_whatever_is_drafted(seed: int, temperature: f
         run.finish(sequence)
         same(sequence, expected)
     run.check_empty()
+
+
+class Drawing(TreeDrafter):
+    """Draws trees from logits of its own, those of the rules that need it sampled; some of its drafts are illegal."""
+
+    def propose(self, views: Seq[View], budgets: Seq[int]) -> list[TokenTree]:
+        trees = []
+        for seen, budget in zip(views, budgets, strict=True):
+            tree = TokenTree.root(seen.tokens[-1])
+            logits = torch.randn(16, V, generator=torch.Generator().manual_seed(len(seen.tokens)))
+            node = 0
+            while len(tree) <= budget and node < len(tree):
+                path = [tree.tokens[above] for above in tree.path(node)[1:]]
+                drawn = seen.draw(logits[node % 16], path, self.width(budget + 1 - len(tree)), node=node)
+                tree.grow(node, drawn, self.name)
+                node += 1
+            trees.append(tree)
+        return trees
+
+    def width(self, most: int) -> int:
+        return min(most, 2)
+
+
+class DrawingChain(Drawing):
+    def width(self, most: int) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("rule", ["coupled", "ratio", "block", "recursive", "traversal", "typical"])
+@pytest.mark.parametrize("seed", range(12))
+def test_output_is_in_the_language_under_every_rule(rule: str, seed: int) -> None:
+    dice = random.Random(seed)
+    automaton = random_automaton(dice)
+    drafters: list[Drafter] = []
+    if rule in ("recursive", "traversal", "coupled", "typical"):
+        drafters.append(Drawing(lambda tokens, budget: TokenTree.root(tokens[-1])))
+    if rule in ("ratio", "block", "coupled"):
+        drafters.append(DrawingChain(lambda tokens, budget: TokenTree.root(tokens[-1])))
+    if rule in ("coupled", "typical"):
+        drafters.append(hostile(dice))
+    for drafter in drafters:
+        run = ToyRun(path_rule(V, seed=seed, spread=1.0), vocab=V)
+        sequence = run.add(
+            [0],
+            drafter,
+            constraint=automaton,
+            eos=(EOS,),
+            speculation={"rule": rule, "num_speculative_tokens": 12},
+            temperature=1.0,
+            seed=seed,
+            max_tokens=20,
+        )
+        run.finish(sequence)
+        assert sequence.error is None
+        assert accepted(automaton, sequence.output, sequence.finish_reason)
+        assert not sequence.record.failed
+        run.check_empty()
 
 
 def test_the_end_comes_where_nothing_else_may() -> None:
