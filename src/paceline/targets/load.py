@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -22,13 +20,14 @@ from paceline.targets import hub, vocabulary
 from paceline.targets.decoder import Decoder
 from paceline.targets.linear import Format
 from paceline.targets.packed import PACKING_VERSION, convert, open_packed, short_context
+from paceline.targets.progress import shown
 from paceline.targets.resources import check_memory, physical_cores
 from paceline.targets.spec import ModelSpec, from_hf_config, uses_longrope
 from paceline.targets.vocabulary import TokenizerParts
 from paceline.targets.weights import FolderWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -102,7 +101,7 @@ def load(
         kv_dtype: "bf16" or "fp32" of the cache; None is fp32 for fp32 weights, else bf16.
         threads: None is the physical cores that the process may use.
         max_model_len: the context limit in tokens; None is the model's own.
-        progress: show a progress bar on standard error if that is a terminal.
+        progress: show on standard error how fetching and converting go on.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -144,11 +143,12 @@ def open_model(
 ) -> Opened:
     """Find a model and map its converted form into memory; arguments and errors are those of `load`."""
     number_format = _format(dtype)
-    located = hub.known(model) or hub.locate(model)
+    located = hub.known(model) or hub.locate(model, progress=progress)
     entry = _entry(located, number_format)
-    found = _mapped(entry, max_model_len)
+    found, notes = _mapped(entry, max_model_len), []
     if found is None:
-        located = hub.locate(model)
+        notes.append(f"converted weights: {entry}")
+        located = hub.locate(model, progress=progress)
         _convert(located, number_format, entry, progress)
         found = open_packed(entry / _WEIGHTS, max_model_len)
     spec, tensors = found
@@ -164,7 +164,7 @@ def open_model(
         path=entry,
         weight_bytes=size,
         fingerprint=located.fingerprint,
-        notes=_notes(spec, tokenizer, entry, max_model_len),
+        notes=[*notes, *_notes(spec, tokenizer, entry, max_model_len)],
     )
 
 
@@ -209,7 +209,7 @@ def _convert(located: hub.Located, dtype: Format, entry: Path, progress: bool) -
     partial = entry.with_name(f".{entry.name}.{os.getpid()}")
     make_folder(partial)
     try:
-        with _bar(f"converting {located.name} to {dtype}", progress) as advance:
+        with shown(f"converting {located.name} to {dtype}", progress) as advance:
             convert(spec, source, dtype, partial / _WEIGHTS, advance, short)
         parts.save(partial)
         try:
@@ -260,7 +260,7 @@ def _config(folder: Path) -> dict[str, object]:
 
 
 def _notes(spec: ModelSpec, tokenizer: TokenizerParts, entry: Path, limit: int | None) -> list[str]:
-    found = [f"converted weights: {entry}"]
+    found = []
     original = short_context(entry / _WEIGHTS)
     if original is not None:
         short = limit is not None and limit <= original
@@ -269,17 +269,3 @@ def _notes(spec: ModelSpec, tokenizer: TokenizerParts, entry: Path, limit: int |
     if tokenizer.size > spec.vocab_size:
         found.append(f"the tokenizer has {tokenizer.size} ids, the model {spec.vocab_size}: higher ones cannot be used")
     return found
-
-
-@contextmanager
-def _bar(text: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, where that is a terminal."""
-    if not wanted or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
