@@ -63,6 +63,21 @@ def test_layers(tmp_path: Path) -> None:
     assert failing(read_head(str(write(tmp_path / "named", named, tensors)))) == ["layers"]
 
 
+def test_layers_that_look_counted_by_output_are_remarked_on(tmp_path: Path) -> None:
+    config, tensors = eagle3()
+    inputs = {**config, "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}
+    head = read_head(str(write(tmp_path / "inputs", inputs, tensors)))
+    line = next(check for check in check_head(head, TARGET, IDS) if check.name == "layers")
+    assert line.passed
+    assert line.advice is not None
+    assert "eagle3_layers_to_capture" in line.advice
+    outputs = {**config, "eagle3_layers_to_capture": [1, 5, 8]}
+    head = read_head(str(write(tmp_path / "outputs", outputs, tensors)))
+    line = next(check for check in check_head(head, TARGET, IDS) if check.name == "layers")
+    assert line.advice is None
+    assert "before layers 2, 6, 9 of 12" in line.found
+
+
 def test_a_wider_target_needs_an_embedding_of_its_own(tmp_path: Path) -> None:
     config, tensors = eagle3(target_hidden=24)
     wide = read_head(str(write(tmp_path / "own", config, tensors)))

@@ -331,6 +331,25 @@ def test_whole_sequences_and_batches_equal_single_rows(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.stack(rows), whole, atol=2e-6, rtol=2e-5)
 
 
+@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["3", "3.1"])
+def test_unrolled_rows_see_what_a_draft_sees(flags: dict[str, bool], tmp_path: Path) -> None:
+    """Training unrolls all places at once: step s of row i is the s-th draft below the i-th token."""
+    head = read_head(str(write(tmp_path, *speculators(**flags))))
+    net, states = network(head), states_for(head)
+    rows, tokens = len(states), torch.tensor(TOKENS[1:] + PATH)
+    visible, own = torch.ones(rows, rows, dtype=torch.bool).tril(), torch.eye(rows, dtype=torch.bool)
+    state, cache = net.fuse(states), None
+    for step in range(3):
+        shifted = tokens[step : step + rows]
+        outputs, cache = net(shifted, state, torch.arange(rows) + step, visible=visible, cache=cache)
+        state, visible = net.next_state(outputs), torch.cat([visible, own], 1)
+        for row in range(rows):
+            text = TOKENS[: row + 2]
+            path = (TOKENS + PATH)[row + 2 : row + 2 + step]
+            expected = path_logits(net, text, states[: row + 1], path)[-1]
+            torch.testing.assert_close(net.logits(outputs[row]), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_a_hidden_row_changes_nothing(tmp_path: Path) -> None:
     head = read_head(str(write(tmp_path, *eagle3())))
     net, states = network(head), states_for(head)

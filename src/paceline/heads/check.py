@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import DrafterError
-from paceline.heads.spec import EagleSpec
+from paceline.heads.spec import EagleSpec, usual_features
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from paceline.targets.spec import ModelSpec
 
 INSTEAD = "take a head that was trained for this target, or train one"
+_BY_OUTPUT = (
+    "each is one less than usual, as in files that count the outputs of layers: if it drafts badly, call them "
+    "eagle3_layers_to_capture in its config.json, which are counted so"
+)
 _PADDING = 1024  # heads are padded to multiples of 64 to 512 ids: more is another vocabulary
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question about a pair, its answer, and what to do where it is no."""
+    """One question about a pair, its answer, and what to do where it is no, or where it is a doubtful yes."""
 
     name: str
     passed: bool
@@ -89,6 +93,8 @@ def _layers(spec: EagleSpec, target: ModelSpec) -> Check:
     passed = sorted(set(taps)) == list(taps) and taps[0] >= 0 and taps[-1] <= count
     said = "its file leaves them open: the usual ones" if spec.features is None else "its file names them"
     found = f"it fuses the states before layers {', '.join(map(str, taps))} of {count} ({said})"
+    if passed and tuple(tap + 1 for tap in taps) == usual_features(count):
+        return Check("layers", True, found, _BY_OUTPUT)
     return Check("layers", passed, found, None if passed else INSTEAD)
 
 

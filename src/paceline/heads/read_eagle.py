@@ -55,7 +55,9 @@ _SPECULATORS_KEYS = _OWN_KEYS | {
     "transformer_layer_config",
     "transformers_version",
 }
-_EAGLE_CONFIG_KEYS = frozenset({"eagle_aux_hidden_state_layer_ids", "norm_before_fc", "use_aux_hidden_state"})
+_EAGLE_CONFIG_KEYS = frozenset(
+    {"eagle_aux_hidden_state_layer_ids", "norm_before_fc", "parallel_draft_heads_num_layers", "use_aux_hidden_state"}
+)
 # What NVIDIA's say of every head that is like the others, at the only value that is supported.
 _EAGLE_CONFIG_VALUES = {
     "use_aux_hidden_state": True,
@@ -140,7 +142,7 @@ class _Reader:
         nested = own.get("eagle_config") or {}
         self._known(nested, _EAGLE_CONFIG_KEYS | _EAGLE_CONFIG_VALUES.keys())
         for key, value in _EAGLE_CONFIG_VALUES.items():
-            if nested.get(key, value) != value:
+            if nested.get(key) not in (None, value):
                 raise DrafterError(f"{self.path}: eagle_config with {key} = {nested[key]!r} is not supported.")
         return own, {key: value for key, value in layers.items() if key not in _OWN_KEYS}
 
