@@ -228,6 +228,17 @@ def test_forks_go_their_own_way_and_nothing_is_left() -> None:
     assert not drafter._windows
 
 
+def test_a_column_that_begins_like_a_deep_guess_is_no_likelier() -> None:
+    drafter = LookaheadDrafter(1, 33, 1)
+    drafter.start(view([5]), 0)
+    drafter._windows[0].pool = {5: [tuple(range(100, 132))]}
+    drafter._windows[0].columns = [[5, *range(100, 130), 7]]
+    (tree,) = drafter.propose([view([5])], [63])
+    tree.check(200)
+    assert tree.tokens[1:] == [*range(100, 132), 7]
+    assert tree.parents[-1] == 30
+
+
 @pytest.mark.parametrize("sizes", [(8, 5, 8), (1, 2, 1), (62, 2, 2), (1, 33, 1)])
 def test_as_large_as_a_tree_may_be(sizes: tuple[int, int, int]) -> None:
     LookaheadDrafter(*sizes)

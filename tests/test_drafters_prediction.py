@@ -206,6 +206,18 @@ def test_sequences_do_not_mix_and_share_the_index_of_one_text() -> None:
     assert drafter._courses[1].places is drafter._courses[3].places
 
 
+def test_forks_go_their_own_way() -> None:
+    drafter = PredictionDrafter()
+    drafter.start(view(CODE, [], 1), 0)
+    drafter.fork(1, view(CODE, [], 2))
+    assert drafted(drafter, view(CODE, CODE[:6], 1), 3) == CODE[6:9]
+    assert drafted(drafter, view(CODE, CODE[:2], 2), 3) == CODE[2:5]
+
+
+def test_the_prompt_is_not_part_of_what_is_looked_up() -> None:
+    assert proposed([1, 5, 7, PROMPT[-1], 5, 6], [5], 1) == [7]
+
+
 def test_it_is_a_method_without_options() -> None:
     nothing: Any = None
     assert isinstance(METHOD.make(nothing, nothing), PredictionDrafter)
