@@ -164,6 +164,31 @@ def test_refused(make: Callable[[], Made], change: Change, message: str, tmp_pat
     assert str(caught.value).count("\n") == 0
 
 
+MADE: dict[str, Callable[[], Made]] = {
+    "eagle": eagle1,
+    "eagle3": eagle3,
+    "wide": lambda: eagle3(target_hidden=24),
+    "speculators": lambda: speculators(fc_norm=True, norm_output=True),
+    "norm_before_fc": lambda: speculators(norm_before_fc=True),
+    "medusa": lambda: medusa(layers=2),
+    "medusa_vllm": lambda: medusa_vllm(columns=12, bias=True),
+    "medusa_shared": lambda: medusa_vllm(shared=True),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_no_tensor_may_be_called_or_shaped_otherwise(made: str, tmp_path: Path) -> None:
+    config, tensors = MADE[made]()
+    read_head(str(write(tmp_path / "whole", config, tensors)))
+    for place, (name, tensor) in enumerate(tensors.items()):
+        rest = {other: value for other, value in tensors.items() if other != name}
+        longer = torch.cat([tensor, tensor[:1]])
+        for kind, changed in (("called", {f"{name}s": tensor}), ("longer", {name: longer})):
+            path = write(tmp_path / f"{kind}{place}", config, {**rest, **changed})
+            with pytest.raises((WeightsError, DrafterError), match=r"\.$"):
+                read_head(str(path))
+
+
 class Writes:
     """What writes a file when it is unpickled."""
 

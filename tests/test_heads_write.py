@@ -155,3 +155,13 @@ def test_layouts_that_cannot_hold_a_head(tmp_path: Path) -> None:
         with pytest.raises(DrafterError, match=message):
             writer(head, tmp_path / "head")
     assert not (tmp_path / "head").exists()
+
+
+def test_a_folder_with_other_weights_is_left_alone(tmp_path: Path) -> None:
+    head = random_head("medusa", TARGET, head="each")
+    vllm_layout(head, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(DrafterError, match=r"holds other weights \(model.safetensors\)"):
+        write_medusa(head, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    vllm_layout(head, tmp_path)  # the same again is written over

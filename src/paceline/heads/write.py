@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from safetensors.torch import save_file
 
 from paceline.errors import DrafterError
+from paceline.heads.files import WEIGHT_ENDINGS
 from paceline.heads.ids import mask_of, offsets_of
 from paceline.heads.read_eagle import tensor_name
 from paceline.heads.spec import TARGET_IDS, EagleSpec, MedusaSpec
@@ -198,6 +199,9 @@ def _speculators(head: Head, spec: EagleSpec) -> dict[str, Any]:
 
 def _save(folder: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    others = [path.name for path in folder.iterdir() if path.suffix in WEIGHT_ENDINGS and path.name != name]
+    if others:
+        raise DrafterError(f"{folder} holds other weights ({min(others)}); write the head into a folder of its own.")
     # copies, because a file holds no two tensors that share memory
     stored = {key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}
     save_file(stored, folder / name, metadata={"format": "pt"})
