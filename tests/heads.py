@@ -9,7 +9,9 @@ import torch
 
 from paceline.heads.head import Head, Provenance
 from paceline.heads.spec import TARGET_IDS, EagleSpec, MedusaSpec
-from tests.decoders import VOCAB, rope_spec
+from paceline.targets.decoder import Decoder
+from paceline.targets.linear import unpack_linear
+from tests.decoders import VOCAB, random_tensors, rope_spec, tiny_spec
 
 if TYPE_CHECKING:
     from paceline.heads.spec import EagleKind, HeadSpec
@@ -71,10 +73,55 @@ def random_weights(spec: HeadSpec, seed: int = 0) -> Head:
     return Head(spec, tensors, Provenance("random"))
 
 
-def tiny_eagle(name: str, seed: int = 0) -> Head:
-    return random_weights(eagle_spec(**EAGLES[name]), seed)
+def tiny_eagle(name: str, seed: int = 0, vocab: int = VOCAB) -> Head:
+    spec = eagle_spec(**EAGLES[name])
+    columns = min(spec.draft_vocab_size, vocab if not spec.own_ids else vocab - 3)
+    return random_weights(replace(spec, vocab_size=vocab, draft_vocab_size=columns), seed)
 
 
-def tiny_medusa(seed: int = 0, **changes: Any) -> Head:
-    spec = MedusaSpec(hidden=40, vocab_size=VOCAB, draft_vocab_size=VOCAB, heads=3)
+def tiny_medusa(seed: int = 0, vocab: int = VOCAB, **changes: Any) -> Head:
+    spec = MedusaSpec(hidden=40, vocab_size=vocab, draft_vocab_size=vocab, heads=3)
     return random_weights(replace(spec, **changes), seed)
+
+
+def bigram_decoder(seed: int = 0) -> Decoder:
+    """A target whose next token depends on the last one alone: nothing of its layers reaches the residual stream."""
+    spec = tiny_spec()
+    tensors = random_tensors(spec, "fp32", seed)
+    rows = tensors["embedding.data"]
+    tensors["embedding.data"] = rows / rows.square().mean(1, keepdim=True).sqrt()
+    tensors["head.data"] *= 3.0
+    for name in tensors:
+        if name.endswith((".o.data", ".down.data")):
+            tensors[name].zero_()
+    return Decoder(spec, tensors, "fp32")
+
+
+def knowing_eagle(name: str, target: Decoder) -> Head:
+    """A head that foretells `bigram_decoder`.
+
+    EAGLE: the state after the final norm is the embedding times the norm's weight. EAGLE-3: a row attends to itself
+    alone, as no other key is near enough, and what it reads there puts its embedding in the place of its state.
+    """
+    spec = eagle_spec(**EAGLES[name])
+    if spec.kind == "eagle3":
+        spec = replace(spec, kv_heads=spec.heads, biases=("q", "k"))
+    tensors = {key: torch.zeros_like(tensor) for key, tensor in random_weights(spec).tensors.items()}
+    tensors |= {key: torch.ones_like(tensor) for key, tensor in tensors.items() if "norm" in key}
+    one, norm = torch.eye(40), target.plan.tensors["norm"]
+    if spec.kind == "eagle":
+        tensors["fc"][:, :40] = one * norm
+        return Head(spec, tensors, Provenance("random"))
+    ids = torch.arange(0, VOCAB, 3)[: spec.draft_vocab_size] if spec.own_ids else torch.arange(VOCAB)
+    spec = replace(spec, draft_vocab_size=len(ids))
+    rows = unpack_linear(target.plan.linear("head"), VOCAB, 40, "fp32")
+    tensors["head"] = (rows * norm)[ids]
+    if spec.own_ids:
+        tensors[TARGET_IDS] = ids
+    for role in "qk":
+        tensors[f"layers.0.{role}.bias"].view(spec.heads, 16)[:, :8] = 30.0
+        if spec.qk_norm:
+            tensors[f"layers.0.{role}_norm"] *= 20.0
+    tensors["layers.0.v"][:40] = torch.cat([one, -one], 1)
+    tensors["layers.0.o"][:, :40] = one
+    return Head(spec, tensors, Provenance("random"))

@@ -121,11 +121,11 @@ def test_features_are_checked() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target_hidden": 48}, "states of 48 numbers, but the target's have 40"),
-        ({"vocab_size": 90}, "90 token ids, but the target has 101"),
-        ({"features": (0, 1, 3)}, "layer 3, but the target has 2 layers"),
-        ({"hidden": 32}, "32 wide and takes its embedding from the target"),
-        ({"hidden": 32, "own_head": False, "own_embedding": True}, "32 wide and takes its head"),
+        ({"target_hidden": 48}, "states of 48 values, the target has 40"),
+        ({"vocab_size": 90}, "90 ids, of the target's 101"),
+        ({"features": (0, 1, 3)}, "layers 0, 1, 3 of 2"),
+        ({"hidden": 32}, "32 wide and takes embedding from its target"),
+        ({"hidden": 32, "own_head": False, "own_embedding": True}, "32 wide and takes head"),
     ],
 )
 def test_heads_of_another_model_are_refused(changes: dict[str, object], message: str) -> None:

@@ -90,6 +90,31 @@ class Rows:
         self._score += range(len(self._ids) - scored, len(self._ids))
         self._close(tables)
 
+    def level(
+        self,
+        tokens: Sequence[int],
+        depths: Sequence[int],
+        masks: Sequence[int],
+        base: int,
+        first: int,
+        tables: Sequence[PageTable],
+    ) -> None:
+        """Add nodes of a tree that grows level by level: ``first`` nodes of it are in storage from ``base`` on, and
+        these follow. Every one is scored.
+
+        Args:
+            depths: how many nodes of the tree are above each.
+            masks: for each a word whose bits are the node and those above it, by their places in the tree.
+        """
+        end = len(self._ids) + len(tokens)
+        self._score += range(len(self._ids), end)
+        self._ids += tokens
+        self._positions += [base + depth for depth in depths]
+        self._storage += range(base + first, base + first + len(tokens))
+        self._context += [base] * len(tokens)
+        self._visible += [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
+        self._close(tables)
+
     def _close(self, tables: Sequence[PageTable]) -> None:
         self._starts.append(len(self._ids))
         self._tables.append(tables)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import DrafterError
-from paceline.heads.spec import TARGET_IDS
+from paceline.heads.check import require_fit
+from paceline.heads.network import rms_norm
+from paceline.heads.spec import TARGET_IDS, EagleSpec
 from paceline.kernels.memory import huge_copy
 from paceline.kernels.plan import Front, Plan, rope_tables
 from paceline.kernels.runtime import make_runtime
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     from paceline.batch import Batch
     from paceline.heads.head import Head
-    from paceline.heads.spec import EagleSpec
     from paceline.pages import Slab
     from paceline.targets.decoder import Decoder
     from paceline.targets.linear import Format
@@ -47,10 +48,12 @@ class HeadDecoder:
             DrafterError: it does not fit the target, or is no EAGLE head.
         """
         spec, plan = head.spec, target.plan
-        if spec.kind == "medusa":
-            raise DrafterError("these are Medusa heads; take the method 'medusa'.")
-        check_fit(spec, target)
-        columns, self.target_ids = _columns(head, spec, target)
+        if not isinstance(spec, EagleSpec):
+            raise DrafterError("these are Medusa heads; draft with the method 'medusa'.")
+        require_fit(head, target.spec, target.vocab_size)
+        columns, self.target_ids = usable_columns(head, target)
+        if self.target_ids is not None and not spec.own_head:
+            raise DrafterError("the head names ids for its columns but has none, and the target's has all ids.")
         own = huge_copy(_packed(head, spec, columns, plan.format))
         shared = {name: tensor for name, tensor in plan.tensors.items() if name.split(".")[0] in _shared(spec)}
         tensors = own | shared
@@ -95,49 +98,23 @@ class HeadDecoder:
         return scores.logits, last
 
 
-def check_fit(spec: EagleSpec, target: Decoder) -> None:
-    """Raise unless a head of that kind can draft for the target.
-
-    Raises:
-        DrafterError: width, vocabulary or number of layers are another's.
-    """
-    found = target.spec
-    if spec.target_hidden != found.hidden:
-        raise DrafterError(
-            f"the head reads states of {spec.target_hidden} numbers, but the target's have {found.hidden}; it was made "
-            "for another model."
-        )
-    if spec.vocab_size < target.vocab_size:
-        raise DrafterError(
-            f"the head knows {spec.vocab_size} token ids, but the target has {target.vocab_size}; it was made for "
-            "another model."
-        )
-    needed = [name for name in _shared(spec) if spec.hidden != found.hidden]
-    if needed or (spec.kind == "eagle" and spec.hidden != spec.target_hidden):
-        raise DrafterError(
-            f"the head is {spec.hidden} wide and takes its {' and '.join(needed) or 'states'} from the target, which "
-            f"is {found.hidden} wide; take a head that brings its own."
-        )
-    beyond = [layer for layer in spec.taps(len(found.layers)) if not 0 <= layer <= len(found.layers)]
-    if beyond:
-        raise DrafterError(
-            f"the head reads the input of layer {beyond[0]}, but the target has {len(found.layers)} layers; it was "
-            "made for another model."
-        )
-
-
 def _shared(spec: EagleSpec) -> tuple[str, ...]:
     """What is the target's."""
     return (*(() if spec.own_embedding else ("embedding",)), *(() if spec.own_head else ("head",)))
 
 
-def _columns(head: Head, spec: EagleSpec, target: Decoder) -> tuple[Tensor, Tensor | None]:
-    """The columns of the head whose ids may be emitted, and those ids, None where column i is id i."""
-    if not spec.own_head:
-        return torch.arange(min(spec.draft_vocab_size, target.vocab_size)), None
+def usable_columns(head: Head, target: Decoder) -> tuple[Tensor, Tensor | None]:
+    """The columns of a head whose ids may be emitted, and those ids, None where column i is id i."""
     columns = (head.target_ids < target.vocab_size).nonzero()[:, 0]
     ids = head.target_ids[columns]
     return columns, None if torch.equal(ids, torch.arange(ids.shape[0])) else ids
+
+
+def product_beside(target: Decoder, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """A product [N, K] in the target's number format, on its threads and its instruction set."""
+    n, k = weight.shape
+    form = target.plan.format
+    return Linear(n, k, form, huge_copy(pack_linear(weight, bias, form)), target.threads, target.path)
 
 
 def _packed(head: Head, spec: EagleSpec, columns: Tensor, form: Format) -> dict[str, Tensor]:
@@ -178,8 +155,7 @@ def _joined(given: Mapping[str, Tensor], parts: Sequence[str]) -> tuple[Tensor, 
 
 
 def _model_spec(spec: EagleSpec, target: Decoder, ids: int) -> ModelSpec:
-    """The head's layers as a model; with the target's head go its multiplier and its cap."""
-    theirs = None if spec.own_head else target.spec
+    """The head's layers as a model."""
     return ModelSpec(
         family=spec.kind,
         vocab_size=ids,
@@ -196,10 +172,10 @@ def _model_spec(spec: EagleSpec, target: Decoder, ids: int) -> ModelSpec:
         qk_norm="head" if spec.qk_norm else None,
         attention_scale=spec.head_dim**-0.5,
         attention_softcap=None,
-        logit_softcap=theirs.logit_softcap if theirs else None,
+        logit_softcap=None,
         embedding_multiplier=1.0,
         residual_multiplier=1.0,
-        logit_multiplier=theirs.logit_multiplier if theirs else 1.0,
+        logit_multiplier=1.0,
         tied=False,
         max_positions=target.max_positions,
         biases=spec.biases,
@@ -220,18 +196,12 @@ class _States:
             return
         if spec.fc_norm:
             self._each = [given[f"fc_norm.{place}"].float() for place in range(spec.fused)]
-        weight, bias = _joined(given, ["fc"])
-        form = target.plan.format
-        packed = huge_copy(pack_linear(weight, bias, form))
-        self._fc = Linear(spec.hidden, weight.shape[1], form, packed, target.threads, target.path)
+        self._fc = product_beside(target, given["fc"], given.get("fc.bias"))
 
     def __call__(self, taps: Sequence[Tensor]) -> Tensor:
         if self._each:
-            taps = [self._norm(tap, weight) for tap, weight in zip(taps, self._each, strict=True)]
+            taps = [rms_norm(tap, weight, self._eps) for tap, weight in zip(taps, self._each, strict=True)]
         joined = torch.cat(list(taps), 1)
         if self._joined is not None:
-            joined = self._norm(joined, self._joined)
+            joined = rms_norm(joined, self._joined, self._eps)
         return joined if self._fc is None else self._fc(joined)
-
-    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return rows * torch.rsqrt(rows.square().mean(1, keepdim=True) + self._eps) * weight

@@ -1,0 +1,227 @@
+"""What EAGLE drafters of all generations share: a head of their own cache, chains and trees.
+
+Sources: Li et al., EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840). Row i of the head pairs the
+target's state at place i with the token at place i + 1. Below the root the target has not been: there a row reads the
+head's own output of the row above. When tokens are committed their rows are taken in anew, with the target's states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.batch import Rows
+from paceline.drafters import Needs, Outcome, View
+from paceline.drafters._candidates import WIDTH, Candidates, tree_width
+from paceline.drafters._heads import head_of
+from paceline.pages import PageTable
+from paceline.targets.head_decoder import HeadDecoder
+from paceline.tree import MAX_NODES, TokenTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paceline.drafters import Surroundings
+    from paceline.heads.spec import EagleKind
+    from paceline.options import Speculation
+    from paceline.pages import PagePool
+
+_LEVELS = 8  # of a tree; a chain is as long as its budget
+_WORTH = 0.1  # tokens that a further level of a tree must promise: about what it costs, in passes of the target
+_PIECE = 512  # rows that wait for a draft before they are taken in without one
+_RANKS = tuple(0.6 / rank**2 for rank in range(1, MAX_NODES))  # where chances must not depend on what is drawn
+
+
+@dataclass(slots=True)
+class _State:
+    """The head's view of one sequence: ``filled`` rows have keys in ``table``, and those behind them wait."""
+
+    tokens: Sequence[int]
+    table: PageTable
+    filled: int = 0
+    waiting: list[tuple[Tensor, ...]] = field(default_factory=list)  # the taps of further rows, in order
+    last: tuple[Tensor, Tensor] | None = None  # logits and state that the last filled row gave
+
+    @property
+    def known(self) -> int:
+        """How many rows the target's states are known of."""
+        return self.filled + sum(taps[0].shape[0] for taps in self.waiting)
+
+
+class _Growth:
+    """A tree in the making. Below the root a node's row follows those of its ancestors in the head's cache, where
+    rows of the tree stand behind those of the committed tokens in the order in which they were expanded."""
+
+    def __init__(self, view: View, state: _State, budget: int, levels: int) -> None:
+        self.view, self.state, self.levels = view, state, levels
+        self.candidates = Candidates(view.tokens[-1], budget)
+        self._masks: dict[int, int] = {0: 0}
+        self._states: dict[int, Tensor] = {}
+
+    def expand(self, node: int, logits: Tensor, state: Tensor, width: int, ids: Tensor | None) -> None:
+        """Draw the children of ``node`` from what its row gave."""
+        self._states[node] = state
+        drawn = self.view.draw(logits, self.candidates.path(node), width, node=node, ids=ids)
+        self.candidates.take(node, drawn, _RANKS)
+
+    def frontier(self, width: int) -> list[int]:
+        """What is expanded next; nothing where that would not pay."""
+        self.levels -= 1
+        room = MAX_NODES + 1 - len(self._masks)
+        nodes = self.candidates.frontier(min(width, room)) if self.levels > 0 else []
+        worth = sum(self.candidates.survival[node] for node in nodes)
+        return nodes if width == 1 or worth > _WORTH else []
+
+    def add_rows(self, rows: Rows, nodes: Sequence[int]) -> list[Tensor]:
+        """Add the nodes' rows to a pass; returns the states that they read.
+
+        Raises:
+            ResourceError: the cache is full.
+        """
+        found, state = self.candidates, self.state
+        first = len(self._masks) - 1
+        for place, node in enumerate(nodes, first):
+            self._masks[node] = self._masks[found.parents[node]] | 1 << place
+        state.table.reserve(state.filled + first + len(nodes))
+        rows.level(
+            [found.tokens[node] for node in nodes],
+            [found.depths[node] - 1 for node in nodes],
+            [self._masks[node] for node in nodes],
+            state.filled,
+            first,
+            (state.table,),
+        )
+        return [self._states[found.parents[node]] for node in nodes]
+
+
+class EagleDrafter:
+    """Chains and trees from a head that reads the target's states, all sequences of a step in one pass a level.
+
+    A sequence of which states were missed is decoded without it until they come.
+    """
+
+    def __init__(self, name: str, head: HeadDecoder, pool: PagePool, max_model_len: int, width: int = WIDTH) -> None:
+        """Draft with ``head``, whose keys live in ``pool``.
+
+        Args:
+            name: the method's.
+            max_model_len: the longest sequence, in tokens.
+            width: the most nodes of a level that are expanded, and the most children of each; 1 is a chain.
+        """
+        self.name = name
+        self.needs = Needs(features=head.taps)
+        self._head, self._pool, self._slabs, self._width = head, pool, [pool.slab], width
+        self._limit = min(head.max_positions, max_model_len)
+        self._states: dict[int, _State] = {}
+
+    def start(self, view: View, valid: int) -> None:
+        self._states[view.id] = _State(view.tokens, PageTable(self._pool, self._limit + MAX_NODES))
+
+    def fork(self, parent: int, child: View) -> None:
+        state = self._states[parent]
+        table = state.table.fork(state.filled)
+        self._states[child.id] = _State(child.tokens, table, state.filled, list(state.waiting), state.last)
+
+    def rewind(self, sequence: int, length: int) -> None:
+        """A row reads the token behind its state, so the last row goes too, unless its state still waits."""
+        state = self._states[sequence]
+        if length >= state.known:
+            return
+        rest = max(0, length - state.filled)
+        joined = [torch.cat(taps)[:rest] for taps in zip(*state.waiting, strict=True)]
+        state.waiting = [tuple(joined)] if rest else []
+        if not rest:
+            state.filled = max(0, length - 1)
+            state.last = None
+
+    def release(self, sequence: int) -> None:
+        state = self._states.pop(sequence, None)
+        if state is not None:
+            state.table.free()
+
+    def length(self, sequence: int) -> int:
+        return self._states[sequence].known
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep the states of committed rows for the next draft; what is long is taken in at once."""
+        for outcome in outcomes:
+            state = self._states[outcome.id]
+            seen = state.known - outcome.start
+            if 0 <= seen < len(outcome.rows):
+                state.waiting.append(tuple(outcome.features[tap][seen:] for tap in self._head.taps))
+        long = [state for state in (self._states[outcome.id] for outcome in outcomes) if _is_long(state)]
+        if long:
+            self._fill(long)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
+        trees = {view.id: TokenTree.root(view.tokens[-1]) for view in views}
+        growing = [
+            _Growth(view, self._states[view.id], budget, self._levels(view, budget))
+            for view, budget in zip(views, budgets, strict=True)
+            if self._can_draft(view, budget)
+        ]
+        waiting = [growth.state for growth in growing if growth.state.waiting]
+        if waiting:
+            self._fill(waiting)
+        for growth in growing:
+            assert growth.state.last is not None
+            growth.expand(0, *growth.state.last, self._width, self._head.target_ids)
+        level = [(growth, growth.frontier(self._width)) for growth in growing]
+        while level := [(growth, nodes) for growth, nodes in level if nodes]:
+            self._grow(level)
+            level = [(growth, growth.frontier(self._width)) for growth, _ in level]
+        trees.update({growth.view.id: growth.candidates.tree(self.name) for growth in growing})
+        return [trees[view.id] for view in views]
+
+    def _levels(self, view: View, budget: int) -> int:
+        """How deep a tree may become: positions end, too."""
+        return min(budget if self._width == 1 else _LEVELS, self._limit - len(view.tokens))
+
+    def _can_draft(self, view: View, budget: int) -> bool:
+        state, rows = self._states[view.id], len(view.tokens) - 1
+        ready = state.known == rows and (state.last is not None or bool(state.waiting))
+        return budget > 0 and ready and self._levels(view, budget) > 0
+
+    def _fill(self, states: Sequence[_State]) -> None:
+        """Take in what waits, in one pass."""
+        rows = Rows()
+        for state in states:
+            known = state.known
+            state.table.reserve(known)
+            rows.piece(state.tokens[state.filled + 1 : known + 1], state.filled, (state.table,), 1)
+        taps = [torch.cat(tap) for tap in zip(*(taps for state in states for taps in state.waiting), strict=True)]
+        logits, outputs = self._head.forward(rows.batch(), self._slabs, self._head.states(taps))
+        for state, last in zip(states, zip(logits.unbind(), outputs.unbind(), strict=True), strict=True):
+            state.filled, state.waiting, state.last = state.known, [], last
+
+    def _grow(self, level: Sequence[tuple[_Growth, Sequence[int]]]) -> None:
+        """Expand nodes of every tree, in one pass."""
+        rows = Rows()
+        states = [state for growth, nodes in level for state in growth.add_rows(rows, nodes)]
+        logits, outputs = self._head.forward(rows.batch(), self._slabs, torch.stack(states))
+        places = iter(zip(logits.unbind(), outputs.unbind(), strict=True))
+        for growth, nodes in level:
+            for node in nodes:
+                growth.expand(node, *next(places), self._width, self._head.target_ids)
+
+
+def _is_long(state: _State) -> bool:
+    """Whether so much waits that it is taken in, and the token behind the last row is known."""
+    return state.known - state.filled > _PIECE and state.known < len(state.tokens)
+
+
+def make(kind: EagleKind, speculation: Speculation, around: Surroundings) -> EagleDrafter:
+    """The drafter of a head of one kind.
+
+    Raises:
+        DrafterError: the head is of another kind, or does not fit the target.
+        HubError, WeightsError: it cannot be read.
+    """
+    decoder = around.target.decoder
+    fitted = HeadDecoder(head_of(kind, speculation, decoder), decoder)
+    (pool,) = around.pools(fitted.groups)
+    return EagleDrafter(kind, fitted, pool, around.max_model_len, tree_width(speculation))
