@@ -1,7 +1,7 @@
 """Bridges between a draft model's vocabulary and the target's.
 
-One interface: what the draft model reads of a sequence (:class:`Reading`), and how what it draws becomes tokens of the
-target's (:class:`Draft`).
+One interface, :class:`Bridge`: what the draft model reads of a sequence (:class:`Reading`), and how what it drafts
+becomes tokens of the target's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.drafters import View
+    from paceline.drafters._candidates import Candidates
     from paceline.text import Tokenizer
-    from paceline.tree import TokenTree
+    from paceline.tree import Drawn, TokenTree
 
 Kind = Literal["auto", "same", "intersection", "retokenized"]
 
@@ -44,7 +45,7 @@ class Reading(Protocol):
 
     @property
     def settled(self) -> int:
-        """How many leading ids never change again; fewer than there are, unless there are none."""
+        """How many leading ids never change again."""
 
     @property
     def ready(self) -> bool:
@@ -53,37 +54,16 @@ class Reading(Protocol):
     def update(self) -> int:
         """Take in what was committed since; returns how many leading ids are what they were before."""
 
+    def covers(self, filled: int) -> int:
+        """How many leading tokens ``filled`` leading ids are of."""
+
     def fork(self, tokens: Sequence[int]) -> Reading:
         """The same for another sequence that has begun alike."""
 
 
-class Draft(Protocol):
-    """What is drafted for one sequence in one step: a tree in the draft model's ids."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """The draft model's id of each node but node 0, which stands for the end of what was committed."""
-
-    @property
-    def parents(self) -> Sequence[int]:
-        """The parent of each node."""
-
-    @property
-    def survival(self) -> Sequence[float]:
-        """The estimated probability that a node and all above it are accepted."""
-
-    def grow(self, node: int, logits: Tensor, count: int) -> list[int]:
-        """Add at most ``count`` children of ``node``, given the draft model's float32 logits there.
-
-        Returns those that can have children of their own.
-        """
-
-    def tree(self) -> TokenTree:
-        """What is proposed, in the target's tokens."""
-
-
 class Bridge(Protocol):
-    """Between two vocabularies.
+    """Between two vocabularies. What it drafts is first a tree of *drafted* tokens, in the target's ids or, where it
+    drafts text, in the draft model's.
 
     Attributes:
         kind: its name among the values of the option ``vocabulary``.
@@ -93,11 +73,17 @@ class Bridge(Protocol):
     kind: str
     sampled: bool
 
-    def reading(self, tokens: Sequence[int]) -> Reading:
-        """What the draft model reads of a sequence's ``tokens``, a list that grows."""
+    def reading(self, tokens: Sequence[int]) -> Any:
+        """A :class:`Reading` of a sequence's ``tokens``, a list that grows."""
 
-    def draft(self, view: View, reading: Any, origin: str) -> Draft:
-        """Begin a draft behind what ``reading``, one of this bridge's, has taken in."""
+    def draw(self, view: View, logits: Tensor, path: Sequence[int], count: int, node: int) -> Drawn:
+        """Children of one node, from the draft model's float32 [rows] logits behind the drafted tokens ``path``."""
+
+    def own(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The draft model's ids of drafted tokens."""
+
+    def tree(self, found: Candidates, view: View, reading: Any, origin: str) -> TokenTree:
+        """What is proposed of the drafted tokens ``found``, behind what ``reading``, one of this bridge's, read."""
 
 
 def bridge(

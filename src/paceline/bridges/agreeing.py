@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.bridges.drawn import DrawnDraft
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from paceline.drafters import View
+    from paceline.drafters._candidates import Candidates
     from paceline.text import Tokenizer
+    from paceline.tree import Drawn, TokenTree
 
 
 class Agreeing:
@@ -24,14 +26,20 @@ class Agreeing:
 
     def __init__(self, target_rows: int, draft_rows: int) -> None:
         """``target_rows`` and ``draft_rows`` are how many ids each model has."""
-        self._columns = slice(0, min(target_rows, draft_rows))
+        self._common = min(target_rows, draft_rows)
         self._known = draft_rows if draft_rows < target_rows else None
 
     def reading(self, tokens: Sequence[int]) -> SameReading:
         return SameReading(tokens, self._known)
 
-    def draft(self, view: View, reading: object, origin: str) -> DrawnDraft:
-        return DrawnDraft(view, origin, self._columns)
+    def draw(self, view: View, logits: Tensor, path: Sequence[int], count: int, node: int) -> Drawn:
+        return view.draw(logits[: self._common], path, count, node=node)
+
+    def own(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens
+
+    def tree(self, found: Candidates, view: View, reading: object, origin: str) -> TokenTree:
+        return found.tree(origin)
 
 
 class SameReading:
@@ -46,7 +54,7 @@ class SameReading:
 
     @property
     def settled(self) -> int:
-        return len(self.ids) - 1
+        return len(self.ids)
 
     def fork(self, tokens: Sequence[int]) -> SameReading:
         return SameReading(tokens, self._known)
@@ -56,6 +64,9 @@ class SameReading:
             self.ready = self.ready and max(self.ids[self._seen :], default=0) < self._known
             self._seen = len(self.ids)
         return len(self.ids)
+
+    def covers(self, filled: int) -> int:
+        return filled
 
 
 def difference(target: Tokenizer, draft: Tokenizer) -> str | None:

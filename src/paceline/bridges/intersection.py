@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.bridges.drawn import DrawnDraft
 from paceline.bridges.reading import TextReading
 from paceline.errors import DrafterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from torch import Tensor
+
     from paceline.bridges.spelling import Spelling
     from paceline.drafters import View
+    from paceline.drafters._candidates import Candidates
+    from paceline.tree import Drawn, TokenTree
 
 
 class Intersection:
@@ -28,7 +31,7 @@ class Intersection:
     Source: Timor et al. 2025 (arXiv 2502.05202), algorithm 4, token-level intersection.
 
     Attributes:
-        own: the target's id of every common token to the draft model's.
+        pairs: the target's id of every common token to the draft model's.
     """
 
     kind = "intersection"
@@ -47,18 +50,24 @@ class Intersection:
                 pairs.append((token, own))
         if not pairs:
             raise DrafterError("the draft model has no token in common with the target: choose another.")
-        self.own = dict(sorted(pairs))  # by the target's ids, so that a tie goes to the lowest as it does there
-        self._targets = torch.tensor(list(self.own))
-        self._columns = torch.tensor(list(self.own.values()))
+        self.pairs = dict(sorted(pairs))  # by the target's ids, so that a tie goes to the lowest as it does there
+        self._targets = torch.tensor(list(self.pairs))
+        self._columns = torch.tensor(list(self.pairs.values()))
 
     def coverage(self, texts: Iterable[str]) -> float:
         """The share of common tokens among those in which the draft model would write ``texts``."""
-        common = frozenset(self.own.values())
+        common = frozenset(self.pairs.values())
         written = [token in common for text in texts for token in self._draft.encode(text, begins=True)]
         return sum(written) / max(1, len(written))
 
     def reading(self, tokens: Sequence[int]) -> TextReading:
         return TextReading(self._target, self._draft, tokens)
 
-    def draft(self, view: View, reading: object, origin: str) -> DrawnDraft:
-        return DrawnDraft(view, origin, self._columns, self._targets, self.own)
+    def draw(self, view: View, logits: Tensor, path: Sequence[int], count: int, node: int) -> Drawn:
+        return view.draw(logits[self._columns], path, count, node=node, ids=self._targets)
+
+    def own(self, tokens: Sequence[int]) -> Sequence[int]:
+        return [self.pairs[token] for token in tokens]
+
+    def tree(self, found: Candidates, view: View, reading: object, origin: str) -> TokenTree:
+        return found.tree(origin)

@@ -65,6 +65,8 @@ class TextReading:
 
     def update(self) -> int:
         """Take in the tokens that came since; returns how many leading ids are what they were."""
+        if self._taken == len(self._tokens):
+            return len(self.ids)
         start = self.settled
         before = self.ids[start:]
         while self._taken < len(self._tokens):
@@ -75,6 +77,10 @@ class TextReading:
         if len(self.ids) - self.settled > _FAR:
             self._settle()
         return kept
+
+    def covers(self, filled: int) -> int:
+        """How many leading tokens ``filled`` leading ids are of, those in part counted."""
+        return self._taken if filled else 0
 
     def _take(self, place: int, token: int) -> None:
         source = self._source.tokenizer

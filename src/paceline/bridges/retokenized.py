@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from paceline.bridges.reading import TextReading
-from paceline.tree import MAX_NODES, TokenTree
+from paceline.tree import MAX_NODES, Drawn, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.bridges.spelling import Spelling
     from paceline.drafters import View
+    from paceline.drafters._candidates import Candidates
 
 _LEFT = 8  # committed tokens that are encoded once more before drafted text, for the splitter's sake
 
@@ -30,7 +30,7 @@ class Retokenized:
 
     Attributes:
         target: the target's tokenizer.
-        own: the draft model's.
+        draft: the draft model's.
         ends: the draft model's special tokens that may end a text, to the target's of the same text and role.
     """
 
@@ -38,15 +38,36 @@ class Retokenized:
     sampled = False
 
     def __init__(self, target: Spelling, draft: Spelling) -> None:
-        self.target, self.own = target, draft
+        self.target, self.draft = target, draft
         pairs = [(draft.special[name], token) for name, token in target.special.items() if name in draft.special]
         self.ends = {own: token for own, token in pairs if draft.role(own) == target.role(token)}
 
     def reading(self, tokens: Sequence[int]) -> TextReading:
-        return TextReading(self.target, self.own, tokens)
+        return TextReading(self.target, self.draft, tokens)
 
-    def draft(self, view: View, reading: TextReading, origin: str) -> WrittenDraft:
-        return WrittenDraft(self, view, reading.begins, origin)
+    def draw(self, view: View, logits: Tensor, path: Sequence[int], count: int, node: int) -> Drawn:
+        """The likeliest tokens of the draft model's own: the noise of the target's ids is not that of its ids."""
+        chances = logits[: self.draft.rows].softmax(0)
+        best = chances.topk(min(count, chances.shape[0]))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        special = self.draft.tokenizer.special_ids
+        good = [(token, chance) for token, chance in pairs if token not in special or token in self.ends]
+        return Drawn([token for token, _ in good], [chance for _, chance in good])
+
+    def own(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens
+
+    def tree(self, found: Candidates, view: View, reading: TextReading, origin: str) -> TokenTree:
+        """The texts of all branches in the target's tokens, joined where they begin alike."""
+        written, tree = found.tree(origin), TokenTree.root(view.tokens[-1])
+        inner = set(written.parents)
+        for leaf in range(1, len(written)):
+            if leaf not in inner:
+                path = written.path(leaf)[1:]
+                drafted = [written.tokens[node] for node in path]
+                tokens = self.retokenize(view.tokens, drafted, reading.begins)
+                _branch(tree, [(token, written.survival[path[taken - 1]]) for token, taken in tokens], origin)
+        return tree
 
     def retokenize(self, committed: Sequence[int], drafted: Sequence[int], begins: bool) -> list[tuple[int, int]]:
         """The target's tokens for what the draft model wrote behind the target's ``committed`` tokens.
@@ -57,9 +78,9 @@ class Retokenized:
 
         ``begins`` says that the draft model's first token may start with a space that is none of the text's.
         """
-        end = self.ends.get(drafted[-1])
-        written = drafted if end is None else drafted[:-1]
-        pieces = [self.own.tokenizer.token_bytes(token) for token in written]
+        ending = next((place for place, token in enumerate(drafted) if token in self.ends), None)
+        written, end = drafted[:ending], None if ending is None else self.ends[drafted[ending]]
+        pieces = [self.draft.tokenizer.token_bytes(token) for token in written]
         if begins and pieces:
             pieces[0] = pieces[0].removeprefix(b" ")
         text = b"".join(pieces)
@@ -71,7 +92,7 @@ class Retokenized:
             stable = next((n for n in range(len(places), 0, -1) if places[n - 1] in cuts), 0)
             tokens, places = tokens[:stable], places[:stable]
         found = [(token, bisect_left(ends, place) + 1) for token, place in zip(tokens, places, strict=True)]
-        return [*found, (end, len(drafted))] if end is not None and whole else found
+        return [*found, (end, len(written) + 1)] if end is not None and whole else found
 
     def _read(self, committed: Sequence[int], text: bytes) -> tuple[list[int], list[int]]:
         """The target's tokens for ``text`` behind ``committed``, and where in it each of them ends."""
@@ -107,64 +128,19 @@ class Retokenized:
         return left, begins
 
 
-class WrittenDraft:
-    """A tree in the draft model's own ids, of its likeliest tokens; see :class:`paceline.bridges.Draft`."""
-
-    def __init__(self, bridge: Retokenized, view: View, begins: bool, origin: str) -> None:
-        self._bridge = bridge
-        self._view = view
-        self._begins = begins
-        self._origin = origin
-        self.ids = [-1]
-        self.parents = [-1]
-        self.survival = [1.0]
-
-    def grow(self, node: int, logits: Tensor, count: int) -> list[int]:
-        """Add the ``count`` likeliest tokens after ``node``; returns those behind which text may follow."""
-        own, growing = self._bridge.own, []
-        logits = logits[: own.rows]
-        top = logits.topk(min(count, logits.shape[0]))
-        total = float(logits.logsumexp(0))
-        for token, logit in zip(top.indices.tolist(), top.values.tolist(), strict=True):
-            special = token in own.tokenizer.special_ids
-            if not special:
-                growing.append(len(self.ids))
-            if not special or token in self._bridge.ends:
-                self.ids.append(token)
-                self.parents.append(node)
-                self.survival.append(self.survival[node] * min(1.0, math.exp(logit - total)))
-        return growing
-
-    def tree(self) -> TokenTree:
-        """The texts of all leaves in the target's tokens, joined where they begin alike."""
-        tree = TokenTree.root(self._view.tokens[-1])
-        inner = set(self.parents)
-        for leaf in range(1, len(self.ids)):
-            if leaf not in inner:
-                self._add(tree, self._path(leaf))
-        return tree
-
-    def _path(self, node: int) -> list[int]:
-        path = list[int]()
-        while node:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
-
-    def _add(self, tree: TokenTree, path: list[int]) -> None:
-        node = 0
-        drafted = [self.ids[above] for above in path]
-        for token, taken in self._bridge.retokenize(self._view.tokens, drafted, self._begins):
-            known = next((child for child in tree.children(node) if tree.tokens[child] == token), None)
-            if known is None and len(tree) == MAX_NODES:
-                return
-            survival = min(self.survival[path[taken - 1]], tree.survival[node])
-            node = tree.add(node, token, survival, self._origin) if known is None else known
-
-
 def _decoded(data: bytes) -> str:
     """The text of ``data`` up to the first byte that is none, or no whole character yet."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         return data[: error.start].decode()
+
+
+def _branch(tree: TokenTree, tokens: Sequence[tuple[int, float]], origin: str) -> None:
+    """Add tokens, each with its survival, below the root of ``tree``, as far as it has room."""
+    node = 0
+    for token, survival in tokens:
+        known = next((child for child in tree.children(node) if tree.tokens[child] == token), None)
+        if known is None and len(tree) == MAX_NODES:
+            return
+        node = tree.add(node, token, min(survival, tree.survival[node]), origin) if known is None else known
