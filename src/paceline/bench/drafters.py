@@ -6,21 +6,52 @@ import hashlib
 import random
 from typing import TYPE_CHECKING
 
+from paceline.constraint import TokenAutomaton
 from paceline.drafters import Needs
-from paceline.tree import MAX_NODES, TokenTree
+from paceline.drafters._chain import fading_chain
+from paceline.tree import MAX_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.drafters import Drafter, Outcome, View
+    from paceline.tree import TokenTree
 
-_SURVIVAL = 0.9
 _LOTS = 64
+_APART = 8  # tokens from one place where a constrained answer may vary to the next
 
 
 def chance(*key: object) -> float:
     """A number in [0, 1) that is a fixed function of the key."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=6).digest(), "big") / 2**48
+
+
+def spoiled(answer: Sequence[int], vocab_size: int, wrong: float, seed: int, key: object) -> list[int]:
+    """An answer with some of its tokens swapped for others.
+
+    Args:
+        vocab_size: the others are ids below it.
+        wrong: the share of wrong tokens, 0 to 1; which ones is a fixed function of ``seed``, ``key`` and their place.
+    """
+    return [
+        token if chance(seed, "wrong", key, place) >= wrong else _other(token, vocab_size, seed, place)
+        for place, token in enumerate(answer)
+    ]
+
+
+def _other(token: int, vocab_size: int, seed: int, place: int) -> int:
+    return (token + 1 + int(chance(seed, "instead", place) * (vocab_size - 1))) % vocab_size
+
+
+def variations(answer: Sequence[int], vocab_size: int, eos: Sequence[int]) -> TokenAutomaton:
+    """The language of an answer, and of the same with one token in eight swapped for another, one at a time."""
+    text = [token for token in answer if token not in eos]
+    texts = [text]
+    for place in range(0, len(text), _APART):
+        other = _other(text[place], vocab_size, 0, place)
+        if other not in eos:
+            texts.append([*text[:place], other, *text[place + 1 :]])
+    return TokenAutomaton.from_texts(texts, eos)
 
 
 class _Stateless:
@@ -61,10 +92,9 @@ class OracleDrafter(_Stateless):
     def __init__(
         self, answers: Mapping[tuple[int, ...], Sequence[int]], vocab_size: int, wrong: float = 0.5, seed: int = 0
     ) -> None:
-        self._answers = answers
-        self._vocab_size = vocab_size
-        self._wrong = wrong
-        self._seed = seed
+        self._answers = {
+            prompt: spoiled(answer, vocab_size, wrong, seed, prompt[-8:]) for prompt, answer in answers.items()
+        }
         self._prompts: dict[int, tuple[int, ...]] = {}
 
     def start(self, view: View, valid: int) -> None:
@@ -82,15 +112,8 @@ class OracleDrafter(_Stateless):
     def _chain(self, view: View, budget: int) -> TokenTree:
         prompt = self._prompts[view.id]
         done = len(view.tokens) - len(prompt)
-        known = self._answers.get(prompt, ())[done : done + budget]
-        drafts = [self._say(token, prompt, done + place) for place, token in enumerate(known)]
-        return chain(view, drafts, self.name)
-
-    def _say(self, token: int, prompt: tuple[int, ...], place: int) -> int:
-        if chance(self._seed, "wrong", prompt[-8:], place) >= self._wrong:
-            return token
-        step = 1 + int(chance(self._seed, "instead", place) * (self._vocab_size - 1))
-        return (token + step) % self._vocab_size
+        known = self._answers.get(prompt, [])[done : done + budget]
+        return fading_chain(view.tokens[-1], known, self.name)
 
 
 class MixedDrafter:
@@ -146,10 +169,4 @@ class BlindDrafter(_Stateless):
 
     def _chain(self, view: View, budget: int) -> TokenTree:
         at = len(view.tokens) % _LOTS * MAX_NODES
-        return chain(view, self._lots[at : at + budget], self.name)
-
-
-def chain(view: View, drafts: list[int], origin: str) -> TokenTree:
-    """A chain below the root of ``view``, the nearer the likelier."""
-    survival = [_SURVIVAL**depth for depth in range(1, len(drafts) + 1)]
-    return TokenTree.chain(view.tokens[-1], drafts, survival, origin)
+        return fading_chain(view.tokens[-1], self._lots[at : at + budget], self.name)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from paceline.bench.drafters import MixedDrafter, OracleDrafter
+from paceline.bench.drafters import MixedDrafter, OracleDrafter, spoiled, variations
 from paceline.bench.run import parse_method
-from paceline.errors import OptionError
+from paceline.bench.ways import WAYS, combinations, deal
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 
@@ -18,103 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.bench.runner import Runner
+    from paceline.bench.ways import Combination, Way
+    from paceline.constraint import Constraint
     from paceline.drafters import Drafter
     from paceline.llm import LLM
     from paceline.prompts import Prompt
     from paceline.request import Sequence as Running
+    from paceline.wishes import Wishes
 
-BATCHES = (1, 8)
-TEMPERATURES = (0.0, 0.8)
 DRAWS = 4
 ENOUGH = 500
 FIRST_SEED = 20_000
 _WRONG = 0.5
+_MISPREDICTED = 0.1
 _SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to draft.
-
-    Attributes:
-        name: what it is called in cells and tables.
-        options: of speculation, as `bench run` takes them; {short} and {layers} stand for the numbers of layers of a
-            short draft model and of the target. None is the oracle alone, which knows the answer and swaps half of
-            its tokens for wrong ones.
-        judge: what proves something. "both": enough drafts accepted and enough rejected, the oracle helping out where
-            it must; "accepted": every draft accepted, as of the target as its own drafter; "none": plain decoding.
-    """
-
-    name: str
-    options: str | None
-    judge: Literal["both", "accepted", "none"] = "both"
-
-
-WAYS = (
-    Way("plain", "plain", judge="none"),
-    Way("ngram", "ngram"),
-    Way("draft_layers", "draft_layers={short}"),
-    Way("self", "draft_layers={layers}", judge="accepted"),
-    Way("oracle", None),
-    Way("suffix", "suffix:tree=none"),
-    Way("suffix tree", "suffix"),
-    Way("recycling", "recycling:tree=none"),
-    Way("recycling tree", "recycling"),
-)
-"""What is verified unless said otherwise; the first five are those of the first measurement."""
-
-
-def chosen_ways(names: Sequence[str] | None) -> tuple[Way, ...]:
-    """The ways that are named: of :data:`WAYS`, or written as for `bench run`; all of :data:`WAYS` for None.
-
-    Raises:
-        OptionError: one of them is neither, or is named twice.
-    """
-    if names is None:
-        return WAYS
-    known = {way.name: way for way in WAYS}
-    for name in names:
-        if name not in known:
-            parse_method(name, {})
-    if len(set(names)) < len(names):
-        raise OptionError("a method is named twice; give each once.")
-    return tuple(known.get(name, Way(name, name)) for name in names)
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One way to run a request.
-
-    Attributes:
-        way: how drafts are made.
-        batch: how many requests run at a time.
-        temperature: 0, or one at which tokens are drawn, with a seed.
-    """
-
-    way: Way
-    batch: int
-    temperature: float
-
-
-def combinations(ways: Sequence[Way]) -> list[Combination]:
-    """Every way, alone and several at a time, greedy and drawn."""
-    return [Combination(*each) for each in itertools.product(ways, BATCHES, TEMPERATURES)]
-
-
-def deal(whole: Sequence[Combination], prompts: int, draws: int | None, seed: int = 0) -> list[list[Combination]]:
-    """For each prompt the combinations that it is run in: all, or ``draws`` different ones by lot.
-
-    The lots are dealt from shuffled decks of all combinations, so each comes as often as any other, give or take one.
-    """
-    if draws is None:
-        return [list(whole)] * prompts
-    lot = random.Random(seed)
-    hands: list[list[Combination]] = []
-    while len(hands) < prompts:
-        deck = list(whole)
-        lot.shuffle(deck)
-        hands += [deck[at : at + draws] for at in range(0, len(deck) - draws + 1, draws)]
-    return hands[:prompts]
 
 
 class Verification:
@@ -145,6 +60,7 @@ class Verification:
     ) -> None:
         layers = len(llm.loaded.spec.layers)
         self._llm = llm
+        self._vocab_size = llm.loaded.decoder.vocab_size
         self._runner = runner
         self._max_tokens = max_tokens
         self._full = draws is not None
@@ -215,40 +131,62 @@ class Verification:
 
     def _cell(self, each: Combination, members: Sequence[str], mixed: bool) -> list[dict[str, Any]]:
         name = {**_place(each, mixed), "prompts": list(members)}
-        expected = {member: self._plain(member, each.temperature) for member in members}
+        wishes = [self._wishes(each.way, member, each.temperature) for member in members]
+        expected = [
+            self._plain(member, each.temperature, own.get("constraint"))
+            for member, own in zip(members, wishes, strict=True)
+        ]
 
         def take() -> dict[str, Any]:
             self._llm.forget()  # so that a cell is the same whatever ran before it
+            answers = {self._prompts[member]: answer["ids"] for member, answer in zip(members, expected, strict=True)}
+            drafter = self._drafter(each.way, answers, mixed)
             speculation = self._speculation[each.way.name]
-            running = self._run(members, each.temperature, speculation, self._drafter(each.way, expected, mixed))
+            running = self._run(members, each.temperature, speculation, wishes, drafter)
             return {
                 "answers": [
-                    _compare(name | {"prompt": member}, expected[member], sequence)
-                    for member, sequence in zip(members, running, strict=True)
+                    _compare(name | {"prompt": member}, answer, sequence)
+                    for member, answer, sequence in zip(members, expected, running, strict=True)
                 ]
             }
 
         answers: list[dict[str, Any]] = self._runner.cell(name, take)["answers"]
         return answers
 
-    def _plain(self, member: str, temperature: float) -> dict[str, Any]:
+    def _plain(self, member: str, temperature: float, constraint: Constraint | None = None) -> dict[str, Any]:
         """What plain decoding answers to this prompt alone."""
+        wishes: Wishes = {} if constraint is None else {"constraint": constraint}
 
         def take() -> dict[str, Any]:
-            (running,) = self._run([member], temperature, Speculation.off(), None)
+            (running,) = self._run([member], temperature, Speculation.off(), [wishes])
             return _answer(running)
 
-        return self._runner.cell({"plain": member, "temperature": temperature}, take)
+        return self._runner.cell({"plain": member, "temperature": temperature, **dict.fromkeys(wishes, True)}, take)
+
+    def _wishes(self, way: Way, member: str, temperature: float) -> Wishes:
+        """What a request of this way says besides; it is made from the free answer."""
+        if way.request == "free":
+            return {}
+        answer = self._plain(member, temperature)["ids"]
+        if way.request == "predicted":
+            return {"prediction": spoiled(answer, self._vocab_size, _MISPREDICTED, 0, member)}
+        return {"constraint": variations(answer, self._vocab_size, self._llm.tokenizer.eos_ids)}
 
     def _run(
-        self, members: Sequence[str], temperature: float, speculation: Speculation, drafter: Drafter | None
+        self,
+        members: Sequence[str],
+        temperature: float,
+        speculation: Speculation,
+        wishes: Sequence[Wishes],
+        drafter: Drafter | None = None,
     ) -> list[Running]:
         """Run prompts to their ends, all at a time; ``drafter`` is one that ``speculation`` does not name."""
         running: list[Running] = []
         try:
-            for member in members:
+            for member, own in zip(members, wishes, strict=True):
                 sampling = Sampling(temperature=temperature, seed=self._seeds[member], max_tokens=self._max_tokens)
-                running += self._llm.submit(self._prompts[member], sampling, speculation=speculation, drafter=drafter)
+                said: Wishes = {**own, "speculation": speculation}
+                running += self._llm.submit(self._prompts[member], sampling, drafter=drafter, **said)
             while any(sequence.finish_reason is None for sequence in running):
                 self._llm.engine.step()
         finally:
@@ -256,19 +194,15 @@ class Verification:
                 self._llm.engine.cancel(sequence)
         return running
 
-    def _drafter(self, way: Way, expected: Mapping[str, dict[str, Any]], mixed: bool) -> Drafter | None:
+    def _drafter(self, way: Way, answers: Mapping[tuple[int, ...], Sequence[int]], mixed: bool) -> Drafter | None:
         """The oracle, or a drafter that it helps out; None for what the options alone say."""
         if way.options is not None and not mixed:
             return None
-        oracle = OracleDrafter(
-            {tuple(self._prompts[member]): answer["ids"] for member, answer in expected.items()},
-            self._llm.loaded.decoder.vocab_size,
-            _WRONG,
-        )
+        oracle = OracleDrafter(answers, self._vocab_size, _WRONG)
         return MixedDrafter(self._llm.roster.drafter(self._speculation[way.name]), oracle) if mixed else oracle
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        return self._llm.chat_ids([{"role": "user", "content": prompt.turns[0]}])
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self._llm.chat_ids([{"role": "user", "content": prompt.turns[0]}]))
 
 
 def _answer(running: Running) -> dict[str, Any]:

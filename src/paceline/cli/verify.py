@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.bench.verify import DRAWS, ENOUGH, FIRST_SEED, WAYS, Verification, chosen_ways
+from paceline.bench.verify import DRAWS, ENOUGH, FIRST_SEED, Verification
+from paceline.bench.ways import WAYS, chosen_ways
 from paceline.cli.flags import verb
 from paceline.cli.measure import ASKED, MEASURING, Asked, Drafts, Measuring, Tokens
 from paceline.cli.model import ENGINE, MODEL_HELP

@@ -1,70 +1,184 @@
-"""A smaller model of the same tokenizer drafts a chain, with a cache of its own.
+"""A smaller model drafts chains and trees, with a cache of its own and, where it must, in a vocabulary of its own.
 
-Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). A token is drawn with the noise
-that the target will use at the same position, so that the two agree as often as they can.
+Sources: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); other vocabularies: Timor et al.
+2025 (arXiv 2502.05202). A token is drawn with the noise that the target will use at the same position, so that the two
+agree as often as they can.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paceline.acceptance import RULES
 from paceline.batch import Rows
-from paceline.drafters import Method, Needs, Outcome, Surroundings, View
-from paceline.errors import DrafterError, ResourceError
+from paceline.bridges import bridge
+from paceline.bridges.agreeing import Agreeing
+from paceline.drafters import Method, Needs, Outcome, View
+from paceline.drafters._candidates import Candidates
+from paceline.errors import ResourceError
 from paceline.pages import PageTable
-from paceline.targets.vocabulary import compare_vocabularies
+from paceline.text import Tokenizer
 from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
+    from paceline.bridges import Bridge, Reading
+    from paceline.drafters import Surroundings
     from paceline.options import Speculation
     from paceline.pages import PagePool
     from paceline.targets import Target
 
-_SURVIVAL = 0.8
 _PIECE = 512  # rows of a prompt that the draft model takes in one pass
+_LEVELS = 8  # of a tree; a chain is as long as its budget
+_RANKS = tuple(0.7 / rank**2 for rank in range(1, MAX_NODES))  # where chances must not depend on what is drawn
 
 
 @dataclass(slots=True)
 class _State:
-    """``filled`` leading tokens have keys in ``tables``; the drafts that follow them there are ``drafts``."""
+    """What the draft model holds of one sequence.
 
+    Attributes:
+        reading: the sequence in the draft model's ids.
+        tables: where keys and values are.
+        filled: how many leading ids have keys.
+        floor: the least to which ``filled`` can fall back: pages that only earlier rows need may be gone.
+        held: for each row behind those the draft model's id, and the place among them of the row above, or -1.
+    """
+
+    reading: Reading
     tables: tuple[PageTable, ...]
-    filled: int
-    drafts: list[int]
+    filled: int = 0
+    floor: int = 0
+    held: list[tuple[int, int]] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Read what was committed since, and keep the rows that still stand for it, drafted ones too.
+
+        One id at least is left to take in: logits come with it.
+        """
+        kept = self.reading.update()
+        ids = self.reading.ids
+        if kept < self.filled:
+            self.fall_back(kept)
+        elif self.held:
+            path = self._followed(ids)
+            for table in self.tables:
+                table.commit(self.filled, path)
+            self.filled += len(path)
+        self.held.clear()
+        if self.filled >= len(ids):
+            self.fall_back(max(0, len(ids) - 1))
+
+    def _followed(self, ids: Sequence[int]) -> list[int]:
+        """The places of drafted rows that are those of the next ids."""
+        path, above = list[int](), -1
+        for token in ids[self.filled : self.filled + len(self.held)]:
+            above = next((place for place, row in enumerate(self.held) if row == (token, above)), -1)
+            if above < 0:
+                break
+            path.append(above)
+        return path
+
+    def fall_back(self, length: int) -> None:
+        """Keep ``length`` rows, or where pages that they need are gone none at all."""
+        self.filled = min(self.filled, length)
+        if length < self.floor:
+            self.filled = self.floor = 0
+            for table in self.tables:
+                table.free()
+
+    def reserve(self, rows: int) -> None:
+        """Map so many rows, and give up the pages that none of those still to come sees.
+
+        Raises:
+            ResourceError: too few pages are free.
+        """
+        keep = min(self.filled, self.reading.settled, len(self.reading.ids) - 1)
+        for table in self.tables:
+            window = table.pool.group.window
+            if window is not None:
+                table.drop_before(keep - window)
+                self.floor = max(self.floor, keep)
+            table.reserve(rows)
 
 
-@dataclass(slots=True)
-class _Chain:
-    view: View
-    state: _State
-    budget: int
-    drafts: list[int]
+class _Growth:
+    """A tree in the making."""
+
+    def __init__(self, view: View, state: _State, budget: int, levels: int) -> None:
+        self.view, self.state, self.budget, self.levels = view, state, budget, levels
+        self.found = Candidates(view.tokens[-1], budget)
+        self._places: dict[int, int] = {0: -1}
+        self._masks: dict[int, int] = {0: 0}
+
+    def expand(self, node: int, logits: Tensor, width: int, vocabularies: Bridge) -> None:
+        """Draw the children of ``node`` from what its row gave."""
+        drawn = vocabularies.draw(self.view, logits, self.found.path(node), width, node)
+        self.found.take(node, drawn, _RANKS)
+
+    def frontier(self, width: int) -> list[int]:
+        """The nodes to expand next."""
+        self.levels -= 1
+        room = MAX_NODES - len(self.state.held)
+        return self.found.frontier(min(width, room)) if self.levels > 0 else []
+
+    def add_rows(self, rows: Rows, nodes: Sequence[int], vocabularies: Bridge) -> None:
+        """Add the nodes' rows to a pass; a row sees those of the nodes above it.
+
+        Raises:
+            ResourceError: the cache is full.
+        """
+        found, state, first = self.found, self.state, len(self.state.held)
+        ids = vocabularies.own([found.tokens[node] for node in nodes])
+        for token, node in zip(ids, nodes, strict=True):
+            place, above = len(state.held), found.parents[node]
+            state.held.append((token, self._places[above]))
+            self._places[node] = place
+            self._masks[node] = self._masks[above] | 1 << place
+        state.reserve(state.filled + len(state.held))
+        depths = [found.depths[node] - 1 for node in nodes]
+        rows.level(ids, depths, [self._masks[node] for node in nodes], state.filled, first, state.tables)
 
 
 class DraftModelDrafter:
-    """Chains from a draft model, all sequences of a step in one pass a level."""
+    """Chains and trees from a draft model, all sequences of a step in one pass a level."""
 
     name = "draft_model"
     needs = Needs()
 
-    def __init__(self, model: Target, pools: Sequence[PagePool], max_model_len: int) -> None:
-        """Draft with ``model``, whose cache groups live in ``pools``; sequences reach ``max_model_len`` tokens.
+    def __init__(
+        self,
+        model: Target,
+        pools: Sequence[PagePool],
+        max_model_len: int,
+        vocabularies: Bridge | None = None,
+        width: int = 1,
+    ) -> None:
+        """Draft with ``model``, whose cache groups live in ``pools``.
 
-        A sequence that grows past the model's own context is decoded without it from there on.
+        A sequence that grows past the model's own context, or beyond what it can read, is decoded without it.
+
+        Args:
+            max_model_len: the longest sequence, in tokens.
+            vocabularies: the bridge from the model's ids to the target's; without it they are the same.
+            width: the most nodes of a level that are expanded, and the most children of each; 1 is a chain.
         """
         self._model = model
         self._pools = tuple(pools)
         self._slabs = [pool.slab for pool in pools]
         self._capacity = max_model_len + MAX_NODES
         self._limit = min(model.max_positions, max_model_len)
+        self._bridge: Bridge = vocabularies or Agreeing(model.vocab_size, model.vocab_size)
+        self._width = width
         self._states: dict[int, _State] = {}
 
     def start(self, view: View, valid: int) -> None:
         tables = tuple(PageTable(pool, self._capacity) for pool in self._pools)
-        self._states[view.id] = _State(tables, 0, [])
+        self._states[view.id] = _State(self._bridge.reading(view.tokens), tables)
 
     def fork(self, parent: int, child: View) -> None:
         state = self._states[parent]
@@ -76,15 +190,15 @@ class DraftModelDrafter:
             for table in tables:
                 table.free()
             raise
-        self._states[child.id] = _State(tuple(tables), state.filled, [])
+        reading = state.reading.fork(child.tokens)
+        self._states[child.id] = _State(reading, tuple(tables), state.filled, state.floor)
 
     def rewind(self, sequence: int, length: int) -> None:
         state = self._states[sequence]
-        state.drafts = []
-        if length < state.filled:  # rare: pages behind a window may be gone, so it starts again from nothing
-            state.filled = 0
-            for table in state.tables:
-                table.free()
+        state.held.clear()
+        if length < self.length(sequence):  # rare: so it starts again from nothing
+            state.floor = 1
+            state.fall_back(0)
 
     def release(self, sequence: int) -> None:
         state = self._states.pop(sequence, None)
@@ -93,91 +207,107 @@ class DraftModelDrafter:
                 table.free()
 
     def length(self, sequence: int) -> int:
-        return self._states[sequence].filled
+        state = self._states[sequence]
+        return state.reading.covers(state.filled)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Keep the keys of drafts that were accepted; the others are written over."""
+        """Keep the rows of drafts that were accepted; the others are written over."""
         for outcome in outcomes:
             state = self._states[outcome.id]
-            if state.drafts:
-                kept = 0
-                for draft, token in zip(state.drafts, outcome.rows[1:], strict=False):
-                    if draft != token:
-                        break
-                    kept += 1
-                state.filled += kept
-                state.drafts = []
+            if state.held:
+                state.settle()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
-        chains = [
-            _Chain(view, self._states[view.id], min(budget, self._limit - len(view.tokens)), [])
-            for view, budget in zip(views, budgets, strict=True)
-        ]
-        growing = [chain for chain in chains if chain.budget > 0]
-        self._catch_up(growing)
-        depth = 0
-        while growing:
-            self._grow(growing, depth)
-            depth += 1
-            growing = [chain for chain in growing if chain.budget > depth]
-        return [self._tree(chain) for chain in chains]
+        trees = [TokenTree.root(view.tokens[-1]) for view in views]
+        growing = {
+            place: _Growth(view, self._states[view.id], budget, levels)
+            for place, (view, budget) in enumerate(zip(views, budgets, strict=True))
+            if (levels := self._levels(view, budget)) > 0
+        }
+        self._begin(list(growing.values()))
+        level = [(growth, growth.frontier(self._width)) for growth in growing.values()]
+        while level := [(growth, nodes) for growth, nodes in level if nodes]:
+            self._grow(level)
+            level = [(growth, growth.frontier(self._width)) for growth, _ in level]
+        for place, growth in growing.items():
+            tree = self._bridge.tree(growth.found, growth.view, growth.state.reading, self.name)
+            dropping = growth.view.dropping
+            trees[place] = tree if dropping is None else tree.best(growth.budget + 1, dropping)
+        return trees
 
-    def _catch_up(self, chains: Sequence[_Chain]) -> None:
-        """Take in what was committed since, but for the rows that the first level takes anyway."""
-        for chain in chains:
-            while len(chain.view.tokens) - chain.state.filled > _PIECE:
-                rows = Rows()
-                self._add(rows, chain, chain.view.tokens[chain.state.filled : chain.state.filled + _PIECE], 0)
-                self._model.forward(rows.batch(), self._slabs)
-                chain.state.filled += _PIECE
+    def _levels(self, view: View, budget: int) -> int:
+        """How many levels can be drafted; none of a text that the draft model cannot read, or that is too long for it."""
+        if budget <= 0:
+            return 0
+        state = self._states[view.id]
+        state.settle()
+        room = self._limit - len(state.reading.ids)
+        deepest = budget if self._width == 1 else min(budget, _LEVELS)
+        return min(deepest, room) if state.reading.ready and state.reading.ids else 0
 
-    def _grow(self, chains: Sequence[_Chain], depth: int) -> None:
-        """Add one token to every chain."""
+    def _begin(self, growing: Sequence[_Growth]) -> None:
+        """Take in what was committed since, and draft the first level."""
+        if not growing:
+            return
         rows = Rows()
-        for chain in chains:
-            state = chain.state
-            self._add(rows, chain, [chain.drafts[-1]] if depth else chain.view.tokens[state.filled :], 1)
+        for growth in growing:
+            self._catch_up(growth.state)
+            state = growth.state
+            end = len(state.reading.ids)
+            state.reserve(end)
+            rows.piece(state.reading.ids[state.filled :], state.filled, state.tables, 1)
         logits = self._model.forward(rows.batch(), self._slabs).logits
-        for place, chain in enumerate(chains):
-            if depth:
-                chain.state.drafts.append(chain.drafts[-1])
-            else:
-                chain.state.filled = len(chain.view.tokens)
-            drawn = chain.view.draw(logits[place], chain.drafts, node=depth)
-            if drawn.tokens:
-                chain.drafts += drawn.tokens
-            else:  # the rules leave no token that the draft model knows
-                chain.budget = depth
+        for place, growth in enumerate(growing):
+            growth.state.filled = len(growth.state.reading.ids)
+            growth.expand(0, logits[place], self._width, self._bridge)
 
-    def _add(self, rows: Rows, chain: _Chain, tokens: Sequence[int], scored: int) -> None:
-        state = chain.state
-        start = state.filled + len(state.drafts)
-        for table in state.tables:
-            window = table.pool.group.window
-            if window is not None:
-                table.drop_before(min(start, len(chain.view.tokens) - 1) - window)
-            table.reserve(start + len(tokens))
-        rows.piece(tokens, start, state.tables, scored)
+    def _catch_up(self, state: _State) -> None:
+        """Take in the pieces of a long text, but for the last."""
+        ids = state.reading.ids
+        while len(ids) - state.filled > _PIECE:
+            rows, end = Rows(), state.filled + _PIECE
+            state.reserve(end)
+            rows.piece(ids[state.filled : end], state.filled, state.tables, 0)
+            self._model.forward(rows.batch(), self._slabs)
+            state.filled = end
 
-    def _tree(self, chain: _Chain) -> TokenTree:
-        survival = [_SURVIVAL**depth for depth in range(1, len(chain.drafts) + 1)]
-        return TokenTree.chain(chain.view.tokens[-1], chain.drafts, survival, self.name)
+    def _grow(self, level: Sequence[tuple[_Growth, Sequence[int]]]) -> None:
+        """Expand nodes of every tree, in one pass."""
+        rows = Rows()
+        for growth, nodes in level:
+            growth.add_rows(rows, nodes, self._bridge)
+        logits = iter(self._model.forward(rows.batch(), self._slabs).logits.unbind())
+        for growth, nodes in level:
+            for node in nodes:
+                growth.expand(node, next(logits), self._width, self._bridge)
 
 
 def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
+    """
+    Raises:
+        DrafterError: the vocabularies do not fit, or the rule does not fit the bridge between them.
+    """
+    target, width = around.target, speculation.tree if isinstance(speculation.tree, int) else 1
     if speculation.draft_layers is not None:
-        model = around.prefix(speculation.draft_layers)
+        model, vocabularies = around.prefix(speculation.draft_layers), None
     else:
-        assert speculation.model is not None
-        loaded = around.draft_model(speculation.model)
-        differences = compare_vocabularies(around.target.tokenizer, loaded.tokenizer)
-        if differences:
-            raise DrafterError(
-                f"{speculation.model} cannot draft for {around.target.name}: {differences[0].rstrip('.')}; "
-                "`paceline inspect` shows every check."
-            )
-        model = loaded.decoder
-    return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len)
+        draft = around.draft_model(str(speculation.model))
+        model = draft.decoder
+        rule = RULES.get(speculation.rule)
+        vocabularies = bridge(
+            Tokenizer.from_parts(target.tokenizer),
+            Tokenizer.from_parts(draft.tokenizer),
+            target_rows=target.decoder.vocab_size,
+            draft_rows=model.vocab_size,
+            sampled=rule is not None and rule.sampled,
+        )
+    return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len, vocabularies, width)
 
 
-METHOD = Method(_make, options=("model", "draft_layers"), model="needed", sampled=True)
+METHOD = Method(
+    _make,
+    options=("model", "draft_layers", "tree", "rule"),
+    model="needed",
+    sampled=True,
+    trees=True,
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.drafters import Method, Needs, Outcome, Surroundings, View
+from paceline.drafters._chain import fading_chain
 from paceline.errors import DrafterError
 from paceline.tree import TokenTree
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.options import Speculation
-
-# Only the order matters, which falls with depth: the pacer knows how often drafts of each depth are right.
-_SURVIVAL = 0.8
 
 
 class _Index:
@@ -89,8 +87,7 @@ class NgramDrafter:
         period = len(tokens) - place
         while len(drafts) < budget:
             drafts.append(drafts[len(drafts) - period])
-        survival = [_SURVIVAL**depth for depth in range(1, budget + 1)]
-        return TokenTree.chain(tokens[-1], drafts, survival, self.name)
+        return fading_chain(tokens[-1], drafts, self.name)
 
     def _extend(self, index: _Index, tokens: Sequence[int], length: int) -> None:
         """Note for every n-gram that ends before ``length - 1`` where it is continued."""

@@ -1,0 +1,108 @@
+"""In which ways requests are run to see that no token differs: one line for each way to draft."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from paceline.bench.run import parse_method
+from paceline.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BATCHES = (1, 8)
+TEMPERATURES = (0.0, 0.8)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to draft.
+
+    Attributes:
+        name: what it is called in cells and tables.
+        options: of speculation, as `bench run` takes them; {short} and {layers} stand for the numbers of layers of a
+            short draft model and of the target. None is the oracle alone, which knows the answer and swaps half of
+            its tokens for wrong ones.
+        judge: what proves something. "both": enough drafts accepted and enough rejected, the oracle helping out where
+            it must; "accepted": every draft accepted; "none": nothing is drafted.
+        request: "predicted" requests come with their answer, some of its tokens wrong; "constrained" ones may answer
+            only what the free answer is, or is with a few tokens swapped.
+    """
+
+    name: str
+    options: str | None
+    judge: Literal["both", "accepted", "none"] = "both"
+    request: Literal["free", "predicted", "constrained"] = "free"
+
+
+WAYS = (
+    Way("plain", "plain", judge="none"),
+    Way("ngram", "ngram"),
+    Way("draft_layers", "draft_layers={short}"),
+    Way("self", "draft_layers={layers}", judge="accepted"),
+    Way("oracle", None),
+    Way("suffix", "suffix:tree=none"),
+    Way("suffix tree", "suffix"),
+    Way("recycling", "recycling:tree=none"),
+    Way("recycling tree", "recycling"),
+    Way("lookahead", "lookahead"),
+    Way("prediction", "prediction", request="predicted"),
+    Way("grammar", "grammar", judge="accepted", request="constrained"),
+)
+"""What is verified unless said otherwise; the first five are those of the first measurement."""
+
+
+def chosen_ways(names: Sequence[str] | None) -> tuple[Way, ...]:
+    """The ways that are named: of :data:`WAYS`, or written as for `bench run`; all of :data:`WAYS` for None.
+
+    Raises:
+        OptionError: one of them is neither, or is named twice.
+    """
+    if names is None:
+        return WAYS
+    known = {way.name: way for way in WAYS}
+    for name in names:
+        if name not in known:
+            parse_method(name, {})
+    if len(set(names)) < len(names):
+        raise OptionError("a method is named twice; give each once.")
+    return tuple(known.get(name, Way(name, name)) for name in names)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to run a request.
+
+    Attributes:
+        way: how drafts are made.
+        batch: how many requests run at a time.
+        temperature: 0, or one at which tokens are drawn, with a seed.
+    """
+
+    way: Way
+    batch: int
+    temperature: float
+
+
+def combinations(ways: Sequence[Way]) -> list[Combination]:
+    """Every way, alone and several at a time, greedy and drawn."""
+    return [Combination(*each) for each in itertools.product(ways, BATCHES, TEMPERATURES)]
+
+
+def deal(whole: Sequence[Combination], prompts: int, draws: int | None, seed: int = 0) -> list[list[Combination]]:
+    """For each prompt the combinations that it is run in: all, or ``draws`` different ones by lot.
+
+    The lots are dealt from shuffled decks of all combinations, so each comes as often as any other, give or take one.
+    """
+    if draws is None:
+        return [list(whole)] * prompts
+    lot = random.Random(seed)
+    hands: list[list[Combination]] = []
+    while len(hands) < prompts:
+        deck = list(whole)
+        lot.shuffle(deck)
+        hands += [deck[at : at + draws] for at in range(0, len(deck) - draws + 1, draws)]
+    return hands[:prompts]
