@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,9 @@ CASES: list[tuple[str, Callable[[], Made], Change, str]] = [
     ("last state", nvidia, lambda c, _: c["eagle_config"].update(use_aux_hidden_state=False), "use_aux_hidden_state"),
     ("window", eagle3, said(use_sliding_window=True, sliding_window=8), "sliding window"),
     ("mistral window", eagle1, said(model_type="mistral", sliding_window=8), "sliding window"),
+    ("theta", eagle3, said(rope_theta=-1.0), "no usable numbers"),
+    ("epsilon", eagle1, said(rms_norm_eps=-1.0), "no usable numbers"),
+    ("flag of text", speculators, said(norm_output="yes"), "must be true or false, but it is 'yes'"),
     ("family", eagle1, said(model_type="gemma2"), "family 'gemma2'"),
     ("quantized", eagle3, said(quantization_config={"quant_method": "fp8"}), "quantized"),
     ("speculators eagle 1", speculators, said(speculators_model_type="eagle"), "of type 'eagle' are not supported"),
@@ -187,6 +191,28 @@ def test_no_tensor_may_be_called_or_shaped_otherwise(made: str, tmp_path: Path) 
             path = write(tmp_path / f"{kind}{place}", config, {**rest, **changed})
             with pytest.raises((WeightsError, DrafterError), match=r"\.$"):
                 read_head(str(path))
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_nonsense_in_a_configuration_is_an_error_of_ours_or_changes_nothing(made: str, tmp_path: Path) -> None:
+    config, tensors = MADE[made]()
+    whole = read_head(str(write(tmp_path / "whole", config, tensors)))
+    path = write(tmp_path / "head", config, tensors)
+    layers = config.get("transformer_layer_config") or {}
+    junk = ("x", -1, 2.5, [1], {"a": 1}, True)
+    wrong = [{**config, key: value} for key in [*config, "eagle_config", "bias", "norm_output"] for value in junk]
+    wrong += [{**config, "transformer_layer_config": {**layers, key: value}} for key in layers for value in junk]
+    refused = 0
+    for changed in wrong:
+        (path / "config.json").write_text(json.dumps(changed))
+        try:
+            found = read_head(str(path))
+        except (WeightsError, DrafterError):
+            refused += 1
+        else:
+            assert found.tensors.keys() == whole.tensors.keys()
+            assert found.spec.shapes() == whole.spec.shapes()
+    assert refused > len(wrong) // 10
 
 
 class Writes:

@@ -32,7 +32,7 @@ def test_a_head_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert shown["layout"] == "eagle3 (speculators)"
     assert shown["trained for"] == "someone/target-8b"
     assert shown["flags"] == "fc_norm, norm_output"
-    assert shown["reads before layers"] == "2, n // 2, n - 3 of n"
+    assert shown["features"] == "2, n // 2, n - 3 of n"
     assert shown["vocabulary"] == "10 of 40 ids"
     assert main(["inspect", str(path / "model.safetensors"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -39,7 +39,7 @@ def _eagle(spec: EagleSpec) -> dict[str, Any]:
         "heads": spec.heads,
         "kv_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
-        "reads_before_layers": features,
+        "features": features,
         "flags": [flag for flag in FLAGS if getattr(spec, flag)],
         "shares": [name for name, own in (("embedding", spec.own_embedding), ("head", spec.own_head)) if not own],
         "context_in_file": spec.max_positions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import DrafterError
+from paceline.errors import DrafterError, PacelineError, WeightsError
 from paceline.heads import read_medusa
 from paceline.heads.files import open_files, peek
 from paceline.heads.read_eagle import read_eagle
@@ -39,7 +39,15 @@ def read_head(name: str) -> Head:
         DrafterError: it is no head, or one of a kind that is not supported.
     """
     files = open_files(name)
-    return _reader(files)(files)
+    reader = _reader(files)
+    try:
+        return reader(files)
+    except PacelineError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # anything may stand anywhere in it
+        raise WeightsError(
+            f"{files.path}: the configuration makes no sense ({error}); fetch the head again."
+        ) from error
 
 
 def is_head(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,10 @@ from paceline.errors import DrafterError, UnsupportedModelError, WeightsError
 from paceline.heads.files import take
 from paceline.heads.head import Head, Provenance
 from paceline.heads.ids import read_ids
+from paceline.heads.names import tensor_name
 from paceline.heads.spec import TARGET_IDS, EagleKind, EagleSpec
 from paceline.targets.families import FAMILIES
 from paceline.targets.spec import ROLES, from_hf_config
-from paceline.targets.weights import LAYER_NAMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,19 +69,6 @@ _EAGLE_CONFIG_VALUES = {
     "next_layer_regular": True,
 }
 _LAYER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
-
-def tensor_name(name: str, first: str = "layers.0") -> str:
-    """What files call the canonical tensor ``name``; ``first`` is their prefix of the first layer."""
-    if name in ("embed_norm", "hidden_norm"):
-        return f"{first}.{'input_layernorm' if name == 'embed_norm' else 'hidden_norm'}.weight"
-    if name.startswith("layers."):
-        _, layer, role, *bias = name.split(".")
-        prefix = first if layer == "0" else f"layers.{layer}"
-        return f"{prefix}.{LAYER_NAMES[role]}.{'bias' if bias else 'weight'}"
-    if name == "fc.bias":
-        return name
-    return f"{ {'head': 'lm_head', 'embedding': 'embed_tokens'}.get(name, name) }.weight"
 
 
 def read_eagle(files: Files) -> Head:
@@ -185,6 +173,8 @@ class _Reader:
         rope = model.layers[0].rope
         if rope is None or any(layer != model.layers[0] or layer.window for layer in model.layers):
             raise DrafterError(f"{self.path}: heads with windows or without positions are not supported.")
+        if not all(map(math.isfinite, (*rope.inv_freq, rope.scale))) or not 0 < model.norm_eps < 1:
+            raise WeightsError(f"{self.path}: rope or rms_norm_eps in the configuration give no usable numbers.")
         fused, target_hidden, features = self._features(model.hidden)
         biases = {role for role in ROLES if self._has(f"layers.0.{role}.bias")}
         if self.layer_config.get("attention_bias"):
@@ -229,30 +219,35 @@ class _Reader:
     def _flags(self) -> dict[str, Any]:
         present = {"fc_norm": self._has("fc_norm.0"), "norm_before_fc": self._has("input_norm")}
         for flag, there in present.items():
-            said = self._said(flag)
-            if said is not None and bool(said) != there:
-                tensor = tensor_name("fc_norm.0" if flag == "fc_norm" else "input_norm")
-                raise WeightsError(
-                    f"{self.path}: the configuration says {flag} {str(bool(said)).lower()}, "
-                    f"but the tensor {tensor} is {'there' if there else 'missing'}."
-                )
+            self._agrees(flag, there, tensor_name("fc_norm.0" if flag == "fc_norm" else "input_norm"))
         if all(present.values()):
             raise DrafterError(f"{self.path}: fc_norm and norm_before_fc exclude each other, but the head has both.")
-        said = {flag: bool(self._said(flag)) for flag in ("norm_before_residual", "norm_output")}
+        said = {flag: self._flag(flag) or False for flag in ("norm_before_residual", "norm_output")}
         if self.kind == "eagle" and any({**present, **said}.values()):
             raise DrafterError(f"{self.path}: the norms of EAGLE-3 in a head of EAGLE-1 are not supported.")
         return {**present, **said}
 
     def _fc_bias(self) -> bool:
         there = self._has("fc.bias")
-        for key in ("bias", "eagle_fc_bias"):
-            said = self.own.get(key)
-            if said is not None and bool(said) != there and self.kind == "eagle":
-                raise WeightsError(
-                    f"{self.path}: the configuration says {key} {str(bool(said)).lower()}, "
-                    f"but the tensor fc.bias is {'there' if there else 'missing'}."
-                )
+        if self.kind == "eagle":
+            self._agrees("bias", there, "fc.bias")
+            self._agrees("eagle_fc_bias", there, "fc.bias")
         return there
+
+    def _flag(self, key: str) -> bool | None:
+        said = self._said(key)
+        if said is None or isinstance(said, bool):
+            return said
+        raise WeightsError(f"{self.path}: {key} in the configuration must be true or false, but it is {said!r}.")
+
+    def _agrees(self, key: str, there: bool, tensor: str) -> None:
+        """Check what a key says of a tensor; it may be left out."""
+        said = self._flag(key)
+        if said is not None and said != there:
+            raise WeightsError(
+                f"{self.path}: the configuration says {key} {str(said).lower()}, "
+                f"but the tensor {tensor} is {'there' if there else 'missing'}."
+            )
 
     def _columns(self, vocab_size: int) -> int:
         said = self.own.get("draft_vocab_size")

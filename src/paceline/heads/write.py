@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from paceline.errors import DrafterError
 from paceline.heads.files import WEIGHT_ENDINGS
 from paceline.heads.ids import mask_of, offsets_of
-from paceline.heads.read_eagle import tensor_name
+from paceline.heads.names import tensor_name
 from paceline.heads.spec import TARGET_IDS, EagleSpec, MedusaSpec
 from paceline.targets.spec import from_hf_config
 
