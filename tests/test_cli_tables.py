@@ -77,7 +77,7 @@ COUNTS = dict.fromkeys(("prompts", "tokens", "accepted", "rejected"), 123456)
                 ],
             }
         ),
-        verified({"combinations": [{**WAY, **COUNTS}]}),
+        verified({"full": True, "combinations": [{**WAY, **COUNTS}]}),
     ],
 )  # fmt: skip
 def test_nothing_is_cut_in_80_columns(

@@ -87,6 +87,7 @@ class Verification:
         """
         rows = [self._combination(each) for each, members in self._members.items() if members]
         return {
+            "full": self._full,
             "compared": sum(row["prompts"] for row in rows),
             "differing": sum(row["differing"] for row in rows),
             "tokens": sum(row["tokens"] for row in rows),

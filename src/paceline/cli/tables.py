@@ -40,18 +40,14 @@ def header(environment: Mapping[str, Any]) -> str:
 def verified(report: Mapping[str, Any]) -> list[Table]:
     """What each combination compared: a table for each temperature and number of requests at a time."""
     tables: dict[tuple[float, int], Table] = {}
+    columns = ("compared", "differing", "tokens", "accepted", "rejected", *["enough"] * report["full"])
     for row in report["combinations"]:
         place = row["temperature"], row["batch"]
         if place not in tables:
-            title = f"temperature {place[0]:g}, {place[1]} at a time"
-            tables[place] = _table(
-                title, "method", "compared", "differing", "tokens", "accepted", "rejected", "enough", wrapped=0
-            )
-        tables[place].add_row(
-            row["method"] + (" + oracle" if row["mixed"] else ""),
-            *(str(row[key]) for key in ("prompts", "differing", "tokens", "accepted", "rejected")),
-            "yes" if row["counts"] else "no",
-        )
+            tables[place] = _table(f"temperature {place[0]:g}, {place[1]} at a time", "method", *columns, wrapped=0)
+        shown = {**row, "compared": row["prompts"], "enough": "yes" if row["counts"] else "no"}
+        name = row["method"] + (" + oracle" if row["mixed"] else "")
+        tables[place].add_row(name, *(str(shown[column]) for column in columns))
     return list(tables.values())
 
 
@@ -151,7 +147,8 @@ def _figures(method: str, groups_of: str, groups: Mapping[str, Mapping[str, Any]
         "differing",
         "tau",
         "macro",
-        "% accepted at depth 1, 2, ...",
+        "accepted, % by depth",
+        words=(0, 6),
     )
     for group, figures in groups.items():
         rate, ratio, interval = (figures.get(key) for key in ("tokens_per_second", "speedup", "interval"))

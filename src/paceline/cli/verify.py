@@ -17,9 +17,10 @@ from paceline.targets.hub import DEFAULT_MODEL
 AT_A_TIME = 8
 SHIPPED = 8
 LEGEND = (
-    f"enough: at least {ENOUGH} drafts accepted and {ENOUGH} rejected; self: the model as its own drafter, all of "
-    "whose drafts are accepted; oracle: knows the answer, and swaps half of its tokens for wrong ones."
+    "self: the model as its own drafter, all of whose drafts are accepted.",
+    "oracle: knows the answer, and swaps half of its tokens for wrong ones.",
 )
+ENOUGH_LEGEND = f"enough: at least {ENOUGH} drafts accepted, and rejected where any can be."
 METHOD_HELP = f"Only {', '.join(way.name for way in WAYS)}, or one written as for bench run; give several."
 
 
@@ -66,7 +67,7 @@ def verify(
         ).report()
     result.show(report, *verified(report))
     if not result.as_json:
-        print("", LEGEND, "", sep="\n")
+        print("", *LEGEND, *[ENOUGH_LEGEND] * full, "", sep="\n")
         for difference in report["differences"]:
             found = {key: value for key, value in difference.items() if key not in ("expected", "found")}
             print("differs:", *(f"{key} {value}" for key, value in found.items()))
