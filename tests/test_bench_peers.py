@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.bench.peer_process import Worker, parse_peer, start
 from paceline.bench.peer_worker import timed
-from paceline.bench.peers import Beside, Work, Worker, cut, digest, figures, parse_peer, start
+from paceline.bench.peers import Beside, Work, cut, digest, figures
 from paceline.bench.runner import Runner
 from paceline.cli import bench, main
 from paceline.errors import OptionError, PacelineError

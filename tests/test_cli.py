@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +32,6 @@ from paceline.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ANSWER = "yes, yes: ü\tand no"
 
@@ -678,6 +678,12 @@ def test_every_method_can_be_asked_for_and_is_listed(capsys: pytest.CaptureFixtu
     assert main(["generate", "--help"]) == 0
     listed = " ".join(capsys.readouterr().out.split())
     assert f"What drafts: auto, {', '.join(methods.names())}." in listed
+
+
+def test_the_command_line_knows_no_method_by_name() -> None:
+    for path in Path(paceline.cli.__file__).parent.glob("*.py"):
+        for name in methods.names():
+            assert f'"{name}"' not in path.read_text(), f"{path.name} names {name}"
 
 
 def test_every_option_of_speculation_is_a_flag(script: Script) -> None:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from paceline.bench.environment import environment
+from paceline.bench.peer_process import parse_peer, start
 from paceline.bench.peer_worker import CONTEXT, ENGINES, OURS
-from paceline.bench.peers import Beside, Work, cut, digest, parse_peer, start
+from paceline.bench.peers import Beside, Work, cut, digest
 from paceline.bench.perplexity import ANSWERS, PROMPTS, REFERENCE, ratios, score, write_answers
 from paceline.bench.rewriting import Rewriting, rewriting_prompts
 from paceline.bench.run import Comparison, parse_method
