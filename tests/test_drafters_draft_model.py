@@ -43,7 +43,7 @@ class Draft:
         assert set(states) == set(running)
         for number, state in states.items():
             # Between steps nothing is pending, and what has keys are committed tokens, the last one never among them.
-            assert state.drafts == []
+            assert state.held == []
             tokens = running[number].tokens
             assert state.filled < len(tokens)
             assert self.drafter.length(number) == state.filled

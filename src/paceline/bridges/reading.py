@@ -85,11 +85,13 @@ class TextReading:
     def _take(self, place: int, token: int) -> None:
         source = self._source.tokenizer
         if token in source.special_ids:
-            if place == 0 and token == source.bos_id:
-                return  # the draft model has its own
+            if place == 0 and token == source.bos_id and source.add_bos:
+                return  # the draft model begins texts in its own way
             name = self._source.name(token)
-            if name in self._own.special:
-                self._mark(self._own.special[name])
+            own = self._own.special.get(name)
+            if own is not None:
+                if place or [own] != self.ids:  # not twice at the beginning
+                    self._mark(own)
                 return
             spelled = name.encode()
         else:

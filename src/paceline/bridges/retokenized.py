@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.drafters._candidates import Candidates
 
 _LEFT = 8  # committed tokens that are encoded once more before drafted text, for the splitter's sake
+_INNER = bytes(range(0x80, 0xC0))  # that stand in a character of UTF-8 behind its first
 
 
 class Retokenized:
@@ -118,14 +119,13 @@ class Retokenized:
         while start > max(0, len(committed) - _LEFT) and committed[start - 1] not in tokenizer.special_ids:
             start -= 1
         left = self.target.spelled(committed[start:])
-        inside = start > 0 and committed[start - 1] not in tokenizer.special_ids
+        if start > 0 and committed[start - 1] not in tokenizer.special_ids:
+            return left.lstrip(_INNER), False  # without the rest of a character that began before
         opening = start == 0 or (start == 1 and committed[0] == tokenizer.bos_id)
-        begins = not inside and (self.target.prefix == "always" or (self.target.prefix == "first" and opening))
-        if begins:
-            left = left.removeprefix(b" ")
-        elif inside:
-            left = left.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character that began before
-        return left, begins
+        begins = self.target.prefix == "always" or (self.target.prefix == "first" and opening)
+        if begins and left == b" ":
+            return b"", False  # the space is written already
+        return left.removeprefix(b" ") if begins else left, begins
 
 
 def _decoded(data: bytes) -> str:
