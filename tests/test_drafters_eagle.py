@@ -20,6 +20,7 @@ from paceline.targets.head_decoder import HeadDecoder
 from paceline.targets.linear import unpack_linear
 from paceline.tree import Drawn
 from tests.decoders import Cache, piece, random_ids, tiny_decoder, tiny_spec
+from tests.draws import assert_drawn_from, emitted_under
 from tests.heads import EAGLES, bigram_decoder, knowing_eagle, tiny_eagle
 from tests.toys import ToyRun, path_rule, same
 
@@ -364,3 +365,13 @@ class Draws:
         tokens = self.dice.sample(range(FEW), min(count, FEW))
         self.orders[tuple(path)] = tokens
         return Drawn(tokens, [self.dice.random() for _ in tokens], np.full(FEW, 1 / FEW))
+
+
+@pytest.mark.parametrize(("rule", "width"), [("ratio", 1), ("block", 1), ("recursive", 3), ("traversal", 3)])
+def test_rules_that_compare_probabilities_keep_the_distribution(rule: str, width: int) -> None:
+    target = tiny_decoder(tiny_spec(vocab_size=4))
+    drafter = Watched(tiny_eagle("eagle3", vocab=4), target, width)
+    emitted = emitted_under(rule, target, drafter, 1500)
+    assert sum(sequence.record.accepted for sequence in emitted) > 300
+    assert sum(sequence.record.drafted - sequence.record.accepted for sequence in emitted) > 300
+    assert_drawn_from(target, emitted)

@@ -19,6 +19,7 @@ from paceline.kernels import REFERENCE
 from paceline.targets.linear import unpack_linear
 from paceline.targets.medusa_decoder import MedusaDecoder
 from tests.decoders import VOCAB, Cache, paths, piece, random_ids, tiny_decoder, tiny_spec
+from tests.draws import assert_drawn_from, emitted_under
 from tests.heads import bigram_decoder, eagle_spec, random_weights, tiny_medusa
 from tests.toys import ToyRun, path_rule, same
 
@@ -209,3 +210,13 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         MedusaDecoder(tiny_medusa(hidden=48), target)
     with pytest.raises(DrafterError, match="have none"):
         MedusaDecoder(tiny_medusa(head="target", draft_vocab_size=7, own_ids=True), target)
+
+
+@pytest.mark.parametrize(("rule", "width"), [("block", 1), ("recursive", 3), ("traversal", 2)])
+def test_rules_that_compare_probabilities_keep_the_distribution(rule: str, width: int) -> None:
+    target = tiny_decoder(tiny_spec(vocab_size=4))
+    head = tiny_medusa(vocab=4)
+    emitted = emitted_under(rule, target, Watched(head, target, width), 1500)
+    assert sum(sequence.record.accepted for sequence in emitted) > 300
+    assert sum(sequence.record.drafted - sequence.record.accepted for sequence in emitted) > 300
+    assert_drawn_from(target, emitted)

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from paceline.errors import DrafterError, KernelError
+from paceline.heads.eagle import EagleNetwork
+from paceline.heads.spec import EagleSpec
 from paceline.kernels import REFERENCE
 from paceline.targets.head_decoder import HeadDecoder
-from tests.decoders import Cache, paths, piece, random_ids, random_tree, tiny_decoder, tiny_spec, tree_rows
+from paceline.targets.linear import unpack_linear
+from tests.decoders import VOCAB, Cache, paths, piece, random_ids, random_tree, tiny_decoder, tiny_spec, tree_rows
 from tests.heads import EAGLES, eagle_spec, random_weights, tiny_eagle
 
 if TYPE_CHECKING:
@@ -58,6 +61,37 @@ def test_every_head_is_close_to_the_reference(name: str, path: str, form: Format
         found.append([states, *prompt, *cache.pass_(random_states(head, 9), tree_rows(0, tree, 25))])
     for ours, theirs in zip(*found, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4 if form == "fp32" else 0.05, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", EAGLES)
+@pytest.mark.parametrize("path", EVERYWHERE)
+def test_every_head_is_the_network(name: str, path: str) -> None:
+    """A whole sequence, and a tree below it whose rows see their own branch."""
+    given, target = tiny_eagle(name), tiny_decoder(tiny_spec(), path=path)
+    head, ids, tree = HeadDecoder(given, target), random_ids(20), random_tree(9, seed=3)
+    assert isinstance(given.spec, EagleSpec)
+    rows = unpack_linear(target.plan.linear("head"), VOCAB, 40, "fp32")
+    network = EagleNetwork(given.spec, given.tensors, embedding=target.plan.tensors["embedding.data"], head=rows)
+    taps = [random_states(head_decoder("eagle"), 20, seed) for seed in range(len(head.taps))]
+    cache = HeadCache(head)
+    with torch.no_grad():
+        if given.spec.kind == "eagle":
+            wanted = torch.nn.functional.rms_norm(taps[0], (40,), target.plan.tensors["norm"], 1e-5)
+        else:
+            wanted = network.fuse(torch.cat(taps, 1))
+        states = head.states(taps)
+        assert torch.allclose(states, wanted, atol=1e-4)
+        outputs, past = network(torch.tensor(ids), wanted, torch.arange(20))
+        logits, last = cache.pass_(states, piece(0, ids))
+        assert torch.allclose(logits, network.logits(outputs), atol=1e-4)
+        assert torch.allclose(last, network.next_state(outputs), atol=1e-4)
+        below = random_states(head, 9)
+        visible = torch.tensor([[True] * 20 + [bool(mask >> node & 1) for node in range(9)] for mask in tree.masks()])
+        positions = 20 + torch.tensor(tree.depths())
+        outputs, _ = network(torch.tensor(tree.tokens), below, positions, visible=visible, cache=past)
+        logits, last = cache.pass_(below, tree_rows(0, tree, 20))
+        assert torch.allclose(logits, network.logits(outputs), atol=1e-4)
+        assert torch.allclose(last, network.next_state(outputs), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3, own width", "eagle3.1"])
