@@ -100,7 +100,9 @@ def test_inspect_says_what_keeps_a_pair_apart(cache: Path, tmp_path: Path, capsy
 
 def test_inspect_shows_windows(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(folder(tmp_path / "windows", "gemma2"))]) == 0
-    assert "2 layers see 8 tokens" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 layers see 8 tokens" in out
+    assert f"converted:          {cache}" in out
 
 
 def test_pull_converts_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,11 +133,15 @@ def test_a_tiny_model_generates_from_its_folder(
     path = folder(tmp_path / "model", "llama")
     arguments = ["generate", "-m", str(path), "a", "--max-tokens", "6", "--json", "--dtype", "fp32"]
     assert main([*arguments, "--cache-memory", "1M", "--draft-layers", "1", "--threads", "1"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    assert "converted weights: " in captured.err
+    shown = json.loads(captured.out)
     assert shown["completion_tokens"] == 6
     assert shown["speculation"]["method"] == "draft_model"
     assert main([*arguments, "--no-speculation"]) == 0
-    record = json.loads(capsys.readouterr().out)["speculation"]
+    captured = capsys.readouterr()
+    assert "convert" not in captured.err
+    record = json.loads(captured.out)["speculation"]
     assert (record["method"], record["drafted"]) == ("none", 0)
     assert main([*arguments, "--chat"]) == 1
     assert "no chat template" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def _reach(target: int, draft: int) -> str:
 
 def _print(model: Opened) -> None:
     shown = facts(model)
-    _print_facts(shown, ("vocabulary", "windows", "weight_bytes", "converted", "notes"))
+    _print_facts(shown, ("vocabulary", "windows", "weight_bytes", "notes"))
     spec, tokenizer = model.spec, model.tokenizer
     print(f"{'vocabulary:':<20}{tokenizer.size} tokens, {spec.vocab_size} rows")
     print(f"{'weights:':<20}{model.weight_bytes / 2**20:,.0f} MiB")
