@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.drafters import Outcome, View
 from paceline.errors import DrafterError
+from paceline.kernels import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -209,5 +210,5 @@ def _scored(sequence: Sequence, tree: TokenTree, scores: Scores, row: int) -> li
     top = sequence.drafter.needs.top_k if sequence.drafter else 0
     if not top:
         return []
-    best = scores.logits[row : row + len(tree)].topk(top).indices
+    best = sample.top(scores.logits[row : row + len(tree)], top)
     return [(tuple(tree.tokens[n] for n in tree.path(node)[1:]), best[node]) for node in range(len(tree))]

@@ -65,6 +65,19 @@ def children(
     return tokens.tolist(), (mass[first].to(torch.float64) / float(int(mass.sum()))).tolist()
 
 
+def top(rows: Tensor, count: int) -> Tensor:
+    """The ids of the highest logits of each row, in falling order, among equal ones the lowest id first.
+
+    Args:
+        rows: float32 [M, V], whatever they hold.
+        count: how many are wanted, at most V.
+
+    Returns:
+        int64 [M, count], all different in a row.
+    """
+    return rows.argsort(dim=1, descending=True, stable=True)[:, :count]
+
+
 def draws(q: Tensor, key: int, position: int, count: int) -> list[int]:
     """Up to ``count`` tokens drawn from a row of probabilities without replacement, in the order of the draws.
 

@@ -72,6 +72,9 @@ class SampleKernels:
             function.restype = integer
         for function in (self._argmax, self._draw, self._uniforms):
             function.restype = None
+        self._top = library.pl_top
+        self._top.argtypes = [*rows, integer, pointer, pointer, pointer]
+        self._top.restype = integer
         self._local = threading.local()
         self.best: int = library.pl_sample_path()
         self.path = self.best if path is None else PATHS.index(path)
@@ -114,6 +117,16 @@ class SampleKernels:
         if found == _NOT_FINITE:
             plain.check_top(math.nan)
         return tokens[: max(found, 0)], chances[: max(found, 0)]
+
+    def top(self, rows: Tensor, count: int) -> Tensor:
+        rows = _packed(rows)
+        size = rows.shape[1]
+        found = torch.empty(rows.shape[0], count, dtype=torch.int64)
+        place = self.path, rows.data_ptr(), rows.shape[0], rows.stride(0), size
+        scores = (ctypes.c_double * count)()
+        full = self._top(*place, count, self._room(size), scores, found.data_ptr())
+        found[full:] = plain_race.top(rows[full:], count)
+        return found
 
     def shares(self, row: Tensor, options: Filter) -> Tensor:
         result = torch.zeros(row.shape[0], dtype=torch.float64)
@@ -210,6 +223,12 @@ def children(
     """``paceline.race.children``, in C where the library is there: the same tokens and chances."""
     kernels = _kernels()
     return (plain_race if kernels is None else kernels).children(row, ids, options, key, position, count)
+
+
+def top(rows: Tensor, count: int) -> Tensor:
+    """``paceline.race.top``, in C where the library is there: the same ids."""
+    kernels = _kernels()
+    return (plain_race if kernels is None else kernels).top(rows, count)
 
 
 def shares(row: Tensor, options: Filter) -> Tensor:

@@ -163,8 +163,8 @@ INLINE int64_t sampled_children(const float *x, int64_t n, const int64_t *ids, c
     return 0;
 }
 
-/* Only groups of columns whose highest is among the highest are looked at twice. */
-INLINE int64_t greedy_children(const float *x, int64_t n, const int64_t *ids, item *room, winners *w)
+/* The winners by logit alone. Only groups of columns whose highest is among the highest are looked at twice. */
+INLINE int64_t find_first(const float *x, int64_t n, const int64_t *ids, item *room, winners *w, float *top)
 {
     const int64_t size = group_size(n), groups = (n + size - 1) / size;
     int32_t low = INT32_MAX, high = INT32_MIN;
@@ -184,9 +184,19 @@ INLINE int64_t greedy_children(const float *x, int64_t n, const int64_t *ids, it
         if (tops[g] >= bound)
             enter(&f, x, g * size, least_of(n, (g + 1) * size), ids, last);
     finish(&f, w);
-    const int64_t total = band_mass(x, n, unordered(high), 1.0f, -FLT_MAX, INFINITY);
+    *top = unordered(high);
+    return 0;
+}
+
+INLINE int64_t greedy_children(const float *x, int64_t n, const int64_t *ids, item *room, winners *w)
+{
+    float top;
+    const int64_t state = find_first(x, n, ids, room, w, &top);
+    if (state)
+        return state;
+    const int64_t total = band_mass(x, n, top, 1.0f, -FLT_MAX, INFINITY);
     for (int64_t i = 0; i < w->count; i++)
-        w->scores[i] = (double)mass((float)w->scores[i], unordered(high), 1.0f) / (double)total;
+        w->scores[i] = (double)mass((float)w->scores[i], top, 1.0f) / (double)total;
     return 0;
 }
 

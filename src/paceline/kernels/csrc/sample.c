@@ -108,6 +108,11 @@ INLINE int64_t report_row(const float *x, int64_t n, int64_t token, int64_t k, i
     {                                                                                                            \
         return f ? sampled_children(x, n, ids, f, key, room, found) : greedy_children(x, n, ids, room, found);   \
     }                                                                                                            \
+    TARGET static void first_##NAME(const float *x, int64_t n, item *room, winners *found)                       \
+    {                                                                                                            \
+        float top;                                                                                               \
+        find_first(x, n, NULL, room, found, &top);                                                               \
+    }                                                                                                            \
     TARGET static int64_t shares_##NAME(const float *x, int64_t n, const pl_filter *f, item *room, double *out)  \
     {                                                                                                            \
         return shares_row(x, n, f, room, out);                                                                   \
@@ -175,6 +180,18 @@ int64_t pl_children(int32_t path, const float *x, int64_t n, const int64_t *ids,
     winners found = {chances, tokens, 0, count};
     const int64_t state = CHOOSE(path, children)(x, n, ids, filter, key, room, &found);
     return state < 0 ? state : found.count;
+}
+
+int64_t pl_top(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, int64_t count,
+               pl_candidate *room, double *scores, int64_t *out)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        winners found = {scores, out + i * count, 0, count};
+        CHOOSE(path, first)(x + i * stride, n, room, &found);
+        if (found.count < count)
+            return i;
+    }
+    return rows;
 }
 
 int64_t pl_shares(int32_t path, const float *x, int64_t n, const pl_filter *filter, pl_candidate *room, double *out)

@@ -35,6 +35,10 @@ int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int6
  * by logit alone, and their chances; returns how many there are. */
 int64_t pl_children(int32_t path, const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, uint64_t key,
                     int64_t count, pl_candidate *room, int64_t *tokens, double *chances);
+/* The count highest tokens of each row, in falling order; returns how many rows were filled: it stops at one that is
+ * no row of logits, or that has fewer possible tokens. Scores is scratch for count numbers. */
+int64_t pl_top(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, int64_t count,
+               pl_candidate *room, double *scores, int64_t *out);
 /* The probabilities, or the logits over the temperature, of the tokens that the filter keeps; the others' are left as
  * they are. */
 int64_t pl_shares(int32_t path, const float *x, int64_t n, const pl_filter *filter, pl_candidate *room, double *out);
