@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from paceline import LLM, Sampling
 from paceline.drafters import Outcome, View
 from paceline.drafters.recycling import RecyclingDrafter
+from paceline.errors import OptionError
+from paceline.shape import TreeShape
 from tests.toys import VOCAB, ToyRun, alone, no_draw, path_rule, same, trials
 
 if TYPE_CHECKING:
@@ -242,3 +244,48 @@ def test_not_one_token_of_the_default_model_differs(llm: LLM, tree: str) -> None
         assert all(a.record.drafted for a in drafted)
         assert sum(a.record.accepted for a in drafted) > 0
     llm.forget()
+
+
+def test_a_shape_of_ones_own_is_filled() -> None:
+    shape = TreeShape.parse([[0], [1], [1, 0], [2], [1, 0, 0], [1, 1]])
+    drafter = RecyclingDrafter(100, shape=shape)
+    table = full(drafter, 100)
+    for budget in (1, 3, 6, 63):
+        tree = proposed(drafter, 7, budget)
+        head = shape.head(budget)
+        assert tuple(tree.parents) == head.parents
+        expected = []
+        for path in head.paths():
+            tokens = [7]
+            for rank in path:
+                tokens.append(table[tokens[-1]][rank])
+            expected.append(tuple(tokens[1:]))
+        assert paths_of(tree) == expected
+    half = RecyclingDrafter(100, shape=shape)
+    half.start(view([3, 7]), 0)
+    seen(half, [((), range(10, 18)), ((10,), range(20, 28))], 7)
+    assert paths_of(proposed(half, 7, 63)) == [(10,), (11,), (12,)]
+
+
+def test_a_chain_is_a_shape_like_any_other() -> None:
+    one, other = RecyclingDrafter(100, width=1), RecyclingDrafter(100, shape=TreeShape.chain(63))
+    full(one, 100)
+    full(other, 100)
+    assert proposed(one, 3, 63) == proposed(other, 3, 63)
+
+
+def test_a_shape_wider_than_the_table_is_refused() -> None:
+    with pytest.raises(OptionError, match="9 children, and recycling knows 8"):
+        RecyclingDrafter(100, shape=TreeShape.parse([[n] for n in range(9)]))
+
+
+def test_answers_are_plain_with_a_shape_of_ones_own() -> None:
+    rule = path_rule(VOCAB, seed=73, memory=2, spread=6.0)
+    drafter = RecyclingDrafter(VOCAB, shape=TreeShape.parse([[0], [1], [0, 0], [1, 0], [0, 1], [0, 0, 0]]))
+    expected = alone(rule, [5, 6, 7], max_tokens=60, ignore_eos=True)
+    run = ToyRun(rule)
+    for _ in range(2):
+        sequence = run.add([5, 6, 7], drafter, max_tokens=60, ignore_eos=True)
+        run.finish(sequence)
+        same(sequence, expected)
+    assert sequence.record.accepted > 20

@@ -1,19 +1,20 @@
 """Token recycling: what the target thought likely after a token before, rejected or not, it may think likely again.
 
-Source: Luo et al. 2024, "Token Recycling" (arXiv 2408.08696). The tree's shape is fixed; only its tokens are looked up.
+Source: Luo et al. 2024, "Token Recycling" (arXiv 2408.08696). The tree's shape is fixed, by a file
+or by how often each successor is right; only its tokens are looked up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from paceline.drafters import Method, Needs, Outcome, Surroundings, View
+from paceline.errors import OptionError
+from paceline.shape import TreeShape, best_first
 from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _TABLES = 16
 
 @dataclass(frozen=True)
 class _Shape:
-    """A tree without its tokens, likeliest nodes first; node 0 is the root.
+    """A tree without its tokens, the nodes that matter most first; node 0 is the root.
 
     Attributes:
         parents, ranks: of each node, int64 [N]; the root's count for nothing.
@@ -47,24 +48,18 @@ class _Shape:
     survival: NDArray[np.float64]
     levels: tuple[NDArray[np.int64], ...]
 
+    @classmethod
+    def likeliest(cls, width: int) -> _Shape:
+        """The likeliest nodes where every node has ``width`` children, with some to spare."""
+        return cls.of(*best_first([_CHANCES[:width]], _SPARE * MAX_NODES))
 
-@cache
-def _shape(width: int) -> _Shape:
-    """The likeliest nodes where every node has ``width`` children."""
-    parents, ranks, survival, depths = [0], [0], [1.0], [0]
-    waiting: list[tuple[float, int, int]] = []
-    newest = 0
-    while len(parents) <= _SPARE * MAX_NODES:
-        for rank in range(width):
-            heappush(waiting, (-survival[newest] * _CHANCES[rank], newest, rank))
-        negative, parent, rank = heappop(waiting)
-        newest = len(parents)
-        parents.append(parent)
-        ranks.append(rank)
-        survival.append(-negative)
-        depths.append(depths[parent] + 1)
-    levels = [np.flatnonzero(np.array(depths) == depth) for depth in range(1, max(depths) + 1)]
-    return _Shape(np.array(parents), np.array(ranks), np.array(survival), tuple(levels))
+    @classmethod
+    def of(cls, parents: Sequence[int], ranks: Sequence[int], survival: Sequence[float]) -> _Shape:
+        depths = np.zeros(len(parents), np.int64)
+        for node, parent in enumerate(parents[1:], 1):
+            depths[node] = depths[parent] + 1
+        levels = [np.flatnonzero(depths == depth) for depth in range(1, int(depths.max()) + 1)]
+        return cls(np.array([0, *parents[1:]]), np.array(ranks), np.array(survival), tuple(levels))
 
 
 class RecyclingDrafter:
@@ -72,20 +67,34 @@ class RecyclingDrafter:
 
     name = "recycling"
 
-    def __init__(self, vocab_size: int, *, width: int = WIDTH, tables: int = _TABLES) -> None:
+    def __init__(
+        self, vocab_size: int, *, width: int = WIDTH, shape: TreeShape | None = None, tables: int = _TABLES
+    ) -> None:
         """Keep the successors of ``vocab_size`` tokens.
 
         Args:
             vocab_size: ids below it are proposed.
             width: the most children of a node; 1 is a chain.
+            shape: the tree to fill, in place of the likeliest one of that width.
             tables: how many isolation keys are remembered, those used last.
+
+        Raises:
+            OptionError: a node of the shape has more children than successors are kept.
         """
         self.needs = Needs(top_k=min(WIDTH, vocab_size))
         self._vocab_size = vocab_size
-        self._shape = _shape(min(width, self.needs.top_k))
+        self._shape = self._filled(shape) if shape else _Shape.likeliest(min(width, self.needs.top_k))
         self._limit = tables
         self._tables: dict[str | None, NDArray[np.int32]] = {}
         self._keys: dict[int, str | None] = {}
+
+    def _filled(self, shape: TreeShape) -> _Shape:
+        if shape.width > self.needs.top_k:
+            raise OptionError(
+                f"the tree gives a node {shape.width} children, and recycling knows {self.needs.top_k} successors of a "
+                "token; leave out the others."
+            )
+        return _Shape.of(shape.parents, shape.ranks, shape.survival([_CHANCES]))
 
     def start(self, view: View, valid: int) -> None:
         self._keys[view.id] = view.cache_salt
@@ -149,7 +158,12 @@ class RecyclingDrafter:
 
 
 def _make(speculation: Speculation, around: Surroundings) -> RecyclingDrafter:
-    return RecyclingDrafter(around.target.decoder.vocab_size, width=speculation.width(WIDTH))
+    """
+    Raises:
+        OptionError: the file that ``tree`` names cannot be used.
+    """
+    shape = TreeShape.of(speculation.tree)
+    return RecyclingDrafter(around.target.decoder.vocab_size, width=speculation.width(WIDTH), shape=shape)
 
 
 METHOD = Method(_make, options=("tree",), trees=True)
