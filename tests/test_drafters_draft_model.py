@@ -14,6 +14,7 @@ from paceline.pages import PagePool
 from tests.toys import EOS, VOCAB, PairTarget, StrictTarget, ToyRun, alone, path_rule, same
 
 if TYPE_CHECKING:
+    from paceline.bridges import Bridge
     from paceline.request import Sequence
     from paceline.targets import Target
 
@@ -30,10 +31,17 @@ def half_right(path: list[int]) -> Any:
 class Draft:
     """A draft model with a cache of its own, whose books are checked after every step."""
 
-    def __init__(self, model: Target, pages: int = 64, max_model_len: int = 256) -> None:
+    def __init__(
+        self,
+        model: Target,
+        pages: int = 64,
+        max_model_len: int = 256,
+        vocabularies: Bridge | None = None,
+        width: int = 1,
+    ) -> None:
         self.model = model
         self.pools = [PagePool(group, pages) for group in model.groups]
-        self.drafter = DraftModelDrafter(model, self.pools, max_model_len)
+        self.drafter = DraftModelDrafter(model, self.pools, max_model_len, vocabularies, width)
 
     def check(self, sequences: list[Sequence]) -> None:
         states = self.drafter._states
@@ -44,11 +52,11 @@ class Draft:
         for number, state in states.items():
             # Between steps nothing is pending, and what has keys are committed tokens, the last one never among them.
             assert state.held == []
-            tokens = running[number].tokens
-            assert state.filled < len(tokens)
-            assert self.drafter.length(number) == state.filled
+            tokens, ids = running[number].tokens, state.reading.ids
+            assert state.filled < max(1, len(ids))
+            assert self.drafter.length(number) <= len(tokens)
             if isinstance(self.model, StrictTarget) and self.model.groups[0].window is None:
-                assert self.held(number, state.filled) == tokens[: state.filled]
+                assert self.held(number, state.filled) == list(ids[: state.filled])
 
     def held(self, number: int, rows: int) -> list[int]:
         """The tokens that the toy's cache holds for a sequence."""
@@ -309,3 +317,93 @@ def test_a_fork_without_a_page_leaves_nothing_behind() -> None:
     draft.check([sequence])
     run.engine.cancel(sequence)
     draft.check_empty()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("width", "budget"), [(2, 1), (2, 6), (3, 13), (10, 63)])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_tree_of_the_target_itself_is_accepted_to_its_depth(
+    width: int, budget: int, temperature: float, lag: int
+) -> None:
+    """Every row of the tree saw its own path alone, and the accepted path is what the next step goes on from."""
+    settings: dict[str, Any] = {"temperature": temperature, "ignore_eos": True, "max_tokens": 50}
+    run = ToyRun(RULE, lag=lag, pages=128)
+    draft = Draft(StrictTarget(RULE, VOCAB), pages=128, width=width)
+    spec = {"num_speculative_tokens": budget}
+    sequences = [run.add(PROMPT[: 5 + 9 * n], draft.drafter, speculation=spec, seed=n, **settings) for n in range(3)]
+    ride(run, draft, sequences)
+    for n, sequence in enumerate(sequences):
+        same(sequence, alone(RULE, PROMPT[: 5 + 9 * n], seed=n, **settings))
+        record = sequence.record
+        assert record.accepted_at == record.reached
+        if not lag:
+            assert record.accepted / record.steps > min(budget, 4) / 2
+
+
+@pytest.mark.parametrize("windows", [(None, None), (8, None), (None, 8), (16, 16)])
+@pytest.mark.parametrize("lag", [0, 2])
+def test_trees_of_any_model_keep_their_books(windows: tuple[int | None, int | None], lag: int) -> None:
+    expected = [
+        alone(RULE, PROMPT[: 9 * n + 1], window=windows[0], temperature=0.5 * n, seed=n, max_tokens=30)
+        for n in range(3)
+    ]
+    run = ToyRun(RULE, window=windows[0], lag=lag, max_batch_tokens=20, pages=128)
+    draft = Draft(StrictTarget(half_right, VOCAB, window=windows[1]), width=3)
+    sequences = [
+        run.add(
+            PROMPT[: 9 * n + 1],
+            draft.drafter,
+            temperature=0.5 * n,
+            seed=n,
+            max_tokens=30,
+            speculation={"num_speculative_tokens": 5 + 4 * n},
+        )
+        for n in range(3)
+    ]
+    ride(run, draft, sequences)
+    for sequence, reference in zip(sequences, expected, strict=True):
+        same(sequence, reference)
+    if windows == (None, None):
+        assert all(0 < s.record.accepted < s.record.drafted for s in sequences)
+
+
+def test_a_tree_finds_more_than_a_chain_of_as_many_levels() -> None:
+    """A drafter that is often second best: the target's logits, blurred."""
+
+    def blurred(path: list[int]) -> Any:
+        return RULE(path) + 0.35 * OTHER(path)
+
+    accepted = {}
+    for width, budget in ((1, 4), (4, 16)):
+        run = ToyRun(RULE, pages=128)
+        draft = Draft(StrictTarget(blurred, VOCAB), width=width)
+        spec = {"num_speculative_tokens": budget}
+        settings: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.8, "speculation": spec}
+        sequences = [run.add(PROMPT[: 3 + 5 * n], draft.drafter, seed=n, **settings) for n in range(4)]
+        ride(run, draft, sequences)
+        accepted[width] = sum(s.record.accepted for s in sequences) / sum(s.record.steps for s in sequences)
+    assert accepted[4] > 1.1 * accepted[1] > 0.5
+
+
+@pytest.mark.parametrize(("rule", "width"), [("ratio", 1), ("block", 1), ("recursive", 3), ("traversal", 3)])
+def test_under_rules_with_probabilities_what_was_drawn_stays(rule: str, width: int) -> None:
+    """The target as its own drafter: p is q, so the first branch is always accepted, and no node is ever dropped."""
+    run = ToyRun(RULE, pages=128)
+    draft = Draft(StrictTarget(RULE, VOCAB), width=width)
+    spec = {"num_speculative_tokens": 6, "rule": rule}
+    sequences = [
+        run.add(
+            PROMPT[: 9 * n + 1],
+            draft.drafter,
+            max_tokens=40,
+            ignore_eos=True,
+            temperature=1.0,
+            seed=n,
+            speculation=spec,
+        )
+        for n in range(3)
+    ]
+    ride(run, draft, sequences)
+    for sequence in sequences:
+        assert sequence.record.accepted > 10
+        assert sequence.record.accepted_at == sequence.record.reached
