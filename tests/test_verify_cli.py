@@ -13,7 +13,7 @@ import pytest
 from paceline.bench.drafters import MixedDrafter, OracleDrafter, chance, variations
 from paceline.bench.runner import Runner
 from paceline.bench.verify import Verification
-from paceline.bench.ways import WAYS, chosen_ways, combinations, deal
+from paceline.bench.ways import WAYS, chosen_ways, combinations, deal, draws
 from paceline.cli import main
 from paceline.drafters import View
 from paceline.errors import OptionError
@@ -62,6 +62,12 @@ def test_every_combination_gets_its_share_of_the_prompts() -> None:
     assert hands == deal(whole, 240, 4)
     assert hands != deal(whole, 240, 4, seed=1)
     assert deal(whole, 3, None) == [whole] * 3
+    assert draws(chosen_ways(FIRST)) == 4
+    assert draws(WAYS[:1]) == 1
+    for count in range(1, 20):
+        hand = draws(WAYS[:1] * count)
+        assert hand * 5 >= 4 * count
+        assert 4 * count % hand == 0
 
 
 def test_the_first_measurement_can_be_taken_again() -> None:
@@ -264,8 +270,8 @@ def test_seeds_and_prompts_decide_the_answers(tiny_llm: LLM) -> None:
 
 @pytest.mark.long
 def test_the_whole_matrix_on_real_models(llm: LLM) -> None:
-    report = Verification(llm, read_prompts(), Runner(None, ENVIRONMENT, {}, quiet), draws=4).report()
-    assert report["compared"] >= 80 * 4
+    report = Verification(llm, read_prompts(), Runner(None, ENVIRONMENT, {}, quiet), draws=draws(WAYS)).report()
+    assert report["compared"] >= 80 * draws(WAYS)
     assert report["differing"] == 0, report["differences"]
     other = os.environ.get("PACELINE_SECOND_MODEL")
     others = [(DEFAULT_MODEL, "fp32"), (DEFAULT_MODEL, "bf16"), *([(other, "int8")] if other else [])]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from paceline.request import Sequence as Running
     from paceline.wishes import Wishes
 
-DRAWS = 4
 ENOUGH = 500
 FIRST_SEED = 20_000
 _WRONG = 0.5

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 8)
 TEMPERATURES = (0.0, 0.8)
+SHARE = 5
+"""Where lots are drawn, each prompt is run in at least one combination of so many."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,23 @@ def combinations(ways: Sequence[Way]) -> list[Combination]:
     return [Combination(*each) for each in itertools.product(ways, BATCHES, TEMPERATURES)]
 
 
-def deal(whole: Sequence[Combination], prompts: int, draws: int | None, seed: int = 0) -> list[list[Combination]]:
-    """For each prompt the combinations that it is run in: all, or ``draws`` different ones by lot.
+def draws(ways: Sequence[Way]) -> int:
+    """In how many combinations a prompt is run where lots are drawn: what a deck of all of them is dealt out by."""
+    deck = len(combinations(ways))
+    return next(hand for hand in range(1, deck + 1) if deck % hand == 0 and SHARE * hand >= deck)
+
+
+def deal(whole: Sequence[Combination], prompts: int, hand: int | None, seed: int = 0) -> list[list[Combination]]:
+    """For each prompt the combinations that it is run in: all, or ``hand`` different ones by lot.
 
     The lots are dealt from shuffled decks of all combinations, so each comes as often as any other, give or take one.
     """
-    if draws is None:
+    if hand is None:
         return [list(whole)] * prompts
     lot = random.Random(seed)
     hands: list[list[Combination]] = []
     while len(hands) < prompts:
         deck = list(whole)
         lot.shuffle(deck)
-        hands += [deck[at : at + draws] for at in range(0, len(deck) - draws + 1, draws)]
+        hands += [deck[at : at + hand] for at in range(0, len(deck) - hand + 1, hand)]
     return hands[:prompts]

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.bench.verify import DRAWS, ENOUGH, FIRST_SEED, Verification
-from paceline.bench.ways import WAYS, chosen_ways
+from paceline.bench.verify import ENOUGH, FIRST_SEED, Verification
+from paceline.bench.ways import SHARE, WAYS, chosen_ways, draws
 from paceline.cli.flags import verb
 from paceline.cli.measure import ASKED, MEASURING, Asked, Drafts, Measuring, Tokens
 from paceline.cli.model import ENGINE, MODEL_HELP
@@ -44,7 +44,7 @@ def verify(
         bool,
         typer.Option(
             "--full",
-            help=f"Each prompt in {DRAWS} combinations by lot, with enough drafts accepted and rejected.",
+            help=f"Each prompt in at least one of {SHARE} combinations by lot, with enough drafts accepted and rejected.",
         ),
     ] = False,
 ) -> int:
@@ -60,7 +60,7 @@ def verify(
             prompts,
             cells,
             max_tokens=max_tokens,
-            draws=DRAWS if full else None,
+            draws=draws(ways) if full else None,
             drafts=drafts or 5,
             draft_layers=draft_layers,
             ways=ways,
