@@ -44,7 +44,7 @@ def verify(
         bool,
         typer.Option(
             "--full",
-            help=f"Each prompt in at least one of {SHARE} combinations by lot, with enough drafts accepted and rejected.",
+            help=f"Each prompt in one of {SHARE} combinations or more, by lot, and enough drafts judged.",
         ),
     ] = False,
 ) -> int:
