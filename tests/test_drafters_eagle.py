@@ -16,6 +16,7 @@ from paceline.drafting import view as view_of
 from paceline.heads.eagle import EagleNetwork, path_logits
 from paceline.heads.spec import EagleSpec
 from paceline.pages import PagePool
+from paceline.shape import TreeShape
 from paceline.targets.head_decoder import HeadDecoder
 from paceline.targets.linear import unpack_linear
 from paceline.tree import Drawn
@@ -55,7 +56,7 @@ def _one_thread() -> Iterator[None]:
 class Watched(EagleDrafter):
     """Keeps what it was asked to draw from, and what it drafted."""
 
-    def __init__(self, head: Head, target: Decoder, width: int, pages: int = 64) -> None:
+    def __init__(self, head: Head, target: Decoder, width: int | TreeShape, pages: int = 64) -> None:
         self.fitted = HeadDecoder(head, target)
         self.pool = PagePool(self.fitted.groups[0], pages)
         super().__init__(head.spec.kind, self.fitted, self.pool, LIMIT, width)
@@ -337,7 +338,7 @@ def test_a_pool_that_is_too_small_costs_drafts_and_no_request(caplog: pytest.Log
 def test_the_shape_of_a_sampled_tree_does_not_depend_on_what_was_drawn(width: int, budget: int) -> None:
     """Rules that compare the target with the draft's probabilities demand it; first drawn children stay first."""
     _, drafter, _, view = a_step_in()
-    drafter._width = width
+    drafter._tree = width
     shapes = set()
     for seed in range(4):
         draws = Draws(seed)
@@ -375,3 +376,24 @@ def test_rules_that_compare_probabilities_keep_the_distribution(rule: str, width
     assert sum(sequence.record.accepted for sequence in emitted) > 300
     assert sum(sequence.record.drafted - sequence.record.accepted for sequence in emitted) > 300
     assert_drawn_from(target, emitted)
+
+
+def test_a_shape_is_filled_with_what_is_drawn() -> None:
+    """Node for node; a smaller budget takes its first nodes, and fewer positions cut it at their depth."""
+    shape = TreeShape.parse([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 0, 0]])
+    _, drafter, sequence, view = a_step_in()
+    drafter._tree = shape
+    for budget in (7, 5, 1, 30):
+        draws = Draws(3)
+        tree = drafter.propose([replace(view, draw=draws)], [budget])[0]
+        paths = [[tree.tokens[n] for n in tree.path(node)[1:]] for node in range(1, len(tree))]
+        wanted = shape.head(budget).paths()
+        ranks = [[draws.orders[tuple(path[:d])].index(path[d]) for d in range(len(path))] for path in paths]
+        assert sorted(ranks) == sorted(wanted)
+    target = tiny_decoder(tiny_spec(vocab_size=FEW))
+    for plain, shaped in zip(
+        answers(target), ride(target, Watched(tiny_eagle("eagle3", vocab=FEW), target, shape), PROMPTS), strict=True
+    ):
+        same(shaped, plain)
+        assert shaped.record.drafted > 0
+    assert sequence.record.drafted > 0

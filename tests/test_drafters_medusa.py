@@ -16,6 +16,7 @@ from paceline.heads.head import Head, Provenance
 from paceline.heads.medusa import MedusaNetwork
 from paceline.heads.spec import MedusaSpec
 from paceline.kernels import REFERENCE
+from paceline.shape import TreeShape
 from paceline.targets.linear import unpack_linear
 from paceline.targets.medusa_decoder import MedusaDecoder
 from tests.decoders import VOCAB, Cache, paths, piece, random_ids, tiny_decoder, tiny_spec
@@ -58,7 +59,7 @@ def network_of(head: Head, target: Decoder) -> MedusaNetwork:
 class Watched(MedusaDrafter):
     """Keeps what it drafted."""
 
-    def __init__(self, head: Head, target: Decoder, width: int) -> None:
+    def __init__(self, head: Head, target: Decoder, width: int | TreeShape) -> None:
         super().__init__(MedusaDecoder(head, target), width)
         self.drafted: list[tuple[View, int, list[int], TokenTree]] = []
 
@@ -220,3 +221,14 @@ def test_rules_that_compare_probabilities_keep_the_distribution(rule: str, width
     assert sum(sequence.record.accepted for sequence in emitted) > 300
     assert sum(sequence.record.drafted - sequence.record.accepted for sequence in emitted) > 300
     assert_drawn_from(target, emitted)
+
+
+def test_a_shape_is_filled_with_what_is_drawn() -> None:
+    target, shape = tiny_decoder(tiny_spec(vocab_size=FEW)), TreeShape.parse([[0], [1], [0, 0], [2], [0, 1], [0, 0, 0]])
+    drafter = Watched(heads_of("each"), target, shape)
+    for plain, shaped in zip(answers(target), ride(target, drafter, PROMPTS), strict=True):
+        same(shaped, plain)
+    full = [tree for _, budget, _, tree in drafter.drafted if budget >= 6]
+    assert full
+    assert all(sorted(tree.depths()) == sorted(shape.depths()) for tree in full)
+    assert all([len(tree.children(node)) for node in range(3)] == [3, 2, 0] for tree in full)

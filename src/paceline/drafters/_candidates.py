@@ -9,23 +9,39 @@ from __future__ import annotations
 from heapq import heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from paceline.tree import TokenTree
+from paceline.shape import TreeShape
+from paceline.tree import MAX_NODES, Drawn, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.options import Speculation
-    from paceline.tree import Drawn, Row
+    from paceline.tree import Row
 
 WIDTH = 10
 """The most children of a node, and the most nodes of a level that cost a pass to expand: as EAGLE-2 has it."""
 
 
-def tree_width(speculation: Speculation) -> int:
-    """The width that is asked for; 1 is a chain."""
-    if isinstance(speculation.tree, int):
-        return speculation.tree
-    return 1 if speculation.tree == "none" else WIDTH
+def tree_of(speculation: Speculation) -> int | TreeShape:
+    """The width that is asked for, where 1 is a chain, or the shape of a file.
+
+    Raises:
+        OptionError: the file cannot be used.
+    """
+    shape = TreeShape.of(speculation.tree)
+    if shape is not None:
+        return shape
+    return speculation.width(MAX_NODES - 1 if isinstance(speculation.tree, int) else WIDTH)
+
+
+def width_of(tree: int | TreeShape) -> int:
+    """The most children of a node."""
+    return tree if isinstance(tree, int) else tree.width
+
+
+def candidates(root: int, budget: int, tree: int | TreeShape) -> Candidates:
+    """A tree to grow, of any shape that pays or of one that is given."""
+    return Candidates(root, budget) if isinstance(tree, int) else ShapedCandidates(root, budget, tree)
 
 
 class Candidates:
@@ -92,3 +108,27 @@ class Candidates:
             if self.parents[node] in self.q:
                 tree.q[parent] = self.q[self.parents[node]]
         return tree
+
+
+class ShapedCandidates(Candidates):
+    """Drafted nodes of a tree whose shape is given: all of them are kept."""
+
+    def __init__(self, root: int, budget: int, shape: TreeShape) -> None:
+        """Fill the first ``budget`` nodes of ``shape``."""
+        super().__init__(root, budget)
+        self._children: dict[int, list[int]] = {}
+        for place, parent in enumerate(shape.head(budget).parents[1:], 1):
+            self._children.setdefault(parent, []).append(place)
+        self._places = [0]
+
+    def take(self, node: int, drawn: Drawn, ranks: Sequence[float]) -> None:
+        places = self._children.get(self._places[node], [])[: len(drawn.tokens)]
+        kept = Drawn(drawn.tokens[: len(places)], drawn.chances[: len(places)], drawn.q)
+        super().take(node, kept, ranks)
+        self._places += places
+
+    def frontier(self, width: int) -> list[int]:
+        """The new nodes that have children in the shape, at most ``width`` of them."""
+        new = [node for node in range(self._newest, len(self.tokens)) if self._places[node] in self._children]
+        self._newest = len(self.tokens)
+        return new[:width]

@@ -14,8 +14,9 @@ import torch
 
 from paceline.batch import Rows
 from paceline.drafters import Needs, Outcome, View
-from paceline.drafters._candidates import WIDTH, Candidates, tree_width
+from paceline.drafters._candidates import WIDTH, candidates, tree_of, width_of
 from paceline.drafters._heads import head_of
+from paceline.drafters._selftest import check_agreement, temporary_tables
 from paceline.pages import PageTable
 from paceline.targets.head_decoder import HeadDecoder
 from paceline.tree import MAX_NODES, TokenTree
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.heads.spec import EagleKind
     from paceline.options import Speculation
     from paceline.pages import PagePool
+    from paceline.shape import TreeShape
 
 _LEVELS = 8  # of a tree; a chain is as long as its budget
 _WORTH = 0.1  # tokens that a further level of a tree must promise: about what it costs, in passes of the target
@@ -56,25 +58,29 @@ class _Growth:
     """A tree in the making. Below the root a node's row follows those of its ancestors in the head's cache, where
     rows of the tree stand behind those of the committed tokens in the order in which they were expanded."""
 
-    def __init__(self, view: View, state: _State, budget: int, levels: int) -> None:
-        self.view, self.state, self.levels = view, state, levels
-        self.candidates = Candidates(view.tokens[-1], budget)
+    def __init__(self, view: View, state: _State, budget: int, levels: int, tree: int | TreeShape) -> None:
+        self.view, self.state, self.levels, self.tree = view, state, levels, tree
+        self.candidates = candidates(view.tokens[-1], budget, tree)
         self._masks: dict[int, int] = {0: 0}
         self._states: dict[int, Tensor] = {}
 
-    def expand(self, node: int, logits: Tensor, state: Tensor, width: int, ids: Tensor | None) -> None:
+    def expand(self, node: int, logits: Tensor, state: Tensor, ids: Tensor | None) -> None:
         """Draw the children of ``node`` from what its row gave."""
         self._states[node] = state
-        drawn = self.view.draw(logits, self.candidates.path(node), width, node=node, ids=ids)
+        drawn = self.view.draw(logits, self.candidates.path(node), width_of(self.tree), node=node, ids=ids)
         self.candidates.take(node, drawn, _RANKS)
 
-    def frontier(self, width: int) -> list[int]:
+    def frontier(self) -> list[int]:
         """What is expanded next; nothing where that would not pay."""
         self.levels -= 1
         room = MAX_NODES + 1 - len(self._masks)
-        nodes = self.candidates.frontier(min(width, room)) if self.levels > 0 else []
+        if self.levels <= 0:
+            return []
+        if not isinstance(self.tree, int):
+            return self.candidates.frontier(room)
+        nodes = self.candidates.frontier(min(self.tree, room))
         worth = sum(self.candidates.survival[node] for node in nodes)
-        return nodes if width == 1 or worth > _WORTH else []
+        return nodes if self.tree == 1 or worth > _WORTH else []
 
     def add_rows(self, rows: Rows, nodes: Sequence[int]) -> list[Tensor]:
         """Add the nodes' rows to a pass; returns the states that they read.
@@ -104,17 +110,20 @@ class EagleDrafter:
     A sequence of which states were missed is decoded without it until they come.
     """
 
-    def __init__(self, name: str, head: HeadDecoder, pool: PagePool, max_model_len: int, width: int = WIDTH) -> None:
+    def __init__(
+        self, name: str, head: HeadDecoder, pool: PagePool, max_model_len: int, tree: int | TreeShape = WIDTH
+    ) -> None:
         """Draft with ``head``, whose keys live in ``pool``.
 
         Args:
             name: the method's.
             max_model_len: the longest sequence, in tokens.
-            width: the most nodes of a level that are expanded, and the most children of each; 1 is a chain.
+            tree: the most nodes of a level that are expanded, and the most children of each, where 1 is a chain; or
+                a shape to fill.
         """
         self.name = name
         self.needs = Needs(features=head.taps)
-        self._head, self._pool, self._slabs, self._width = head, pool, [pool.slab], width
+        self._head, self._pool, self._slabs, self._tree = head, pool, [pool.slab], tree
         self._limit = min(head.max_positions, max_model_len)
         self._states: dict[int, _State] = {}
 
@@ -160,7 +169,7 @@ class EagleDrafter:
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
         trees = {view.id: TokenTree.root(view.tokens[-1]) for view in views}
         growing = [
-            _Growth(view, self._states[view.id], budget, self._levels(view, budget))
+            _Growth(view, self._states[view.id], budget, self._levels(view, budget), self._tree)
             for view, budget in zip(views, budgets, strict=True)
             if self._can_draft(view, budget)
         ]
@@ -169,17 +178,19 @@ class EagleDrafter:
             self._fill(waiting)
         for growth in growing:
             assert growth.state.last is not None
-            growth.expand(0, *growth.state.last, self._width, self._head.target_ids)
-        level = [(growth, growth.frontier(self._width)) for growth in growing]
+            growth.expand(0, *growth.state.last, self._head.target_ids)
+        level = [(growth, growth.frontier()) for growth in growing]
         while level := [(growth, nodes) for growth, nodes in level if nodes]:
             self._grow(level)
-            level = [(growth, growth.frontier(self._width)) for growth, _ in level]
+            level = [(growth, growth.frontier()) for growth, _ in level]
         trees.update({growth.view.id: growth.candidates.tree(self.name) for growth in growing})
         return [trees[view.id] for view in views]
 
     def _levels(self, view: View, budget: int) -> int:
         """How deep a tree may become: positions end, too."""
-        return min(budget if self._width == 1 else _LEVELS, self._limit - len(view.tokens))
+        return min(
+            _LEVELS if self._tree != 1 and isinstance(self._tree, int) else budget, self._limit - len(view.tokens)
+        )
 
     def _can_draft(self, view: View, budget: int) -> bool:
         state, rows = self._states[view.id], len(view.tokens) - 1
@@ -206,7 +217,7 @@ class EagleDrafter:
         places = iter(zip(logits.unbind(), outputs.unbind(), strict=True))
         for growth, nodes in level:
             for node in nodes:
-                growth.expand(node, *next(places), self._width, self._head.target_ids)
+                growth.expand(node, *next(places), self._head.target_ids)
 
 
 def _is_long(state: _State) -> bool:
@@ -221,7 +232,19 @@ def make(kind: EagleKind, speculation: Speculation, around: Surroundings) -> Eag
         DrafterError: the head is of another kind, or does not fit the target.
         HubError, WeightsError: it cannot be read.
     """
-    decoder = around.target.decoder
-    fitted = HeadDecoder(head_of(kind, speculation, decoder), decoder)
+    target = around.target
+    fitted = HeadDecoder(head_of(kind, speculation, target.decoder), target.decoder)
+    if not speculation.random:
+        check_agreement(str(speculation.model), target, fitted.taps, lambda *seen: _guesses(fitted, *seen))
     (pool,) = around.pools(fitted.groups)
-    return EagleDrafter(kind, fitted, pool, around.max_model_len, tree_width(speculation))
+    return EagleDrafter(kind, fitted, pool, around.max_model_len, tree_of(speculation))
+
+
+def _guesses(head: HeadDecoder, tokens: Sequence[int], taps: Sequence[Tensor]) -> Tensor:
+    """The likeliest token two places after each state, int64 [len(tokens) - 1]."""
+    rows, count = Rows(), len(tokens) - 1
+    tables = temporary_tables(head.groups, count)
+    rows.piece(tokens[1:], 0, tables, count)
+    logits, _ = head.forward(rows.batch(), [table.pool.slab for table in tables], head.states(taps))
+    best = logits.argmax(1)
+    return best if head.target_ids is None else head.target_ids[best]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.drafters import Method, Needs, Outcome, Surroundings, View
-from paceline.drafters._candidates import WIDTH, Candidates, tree_width
+from paceline.drafters._candidates import WIDTH, candidates, tree_of, width_of
 from paceline.drafters._heads import head_of
+from paceline.drafters._selftest import check_agreement
 from paceline.targets.medusa_decoder import MedusaDecoder
 from paceline.tree import MAX_NODES, TokenTree
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.options import Speculation
+    from paceline.shape import TreeShape
 
 # How often the first guess of each head is right, as published for a model of 7 B; the chances of later guesses fall
 # with the square of their rank. They shape the tree where it must not depend on what is drawn.
@@ -42,10 +44,10 @@ class MedusaDrafter:
 
     name = "medusa"
 
-    def __init__(self, heads: MedusaDecoder, width: int = WIDTH) -> None:
-        """Draft with ``heads``; nodes have at most ``width`` children, and 1 is a chain."""
+    def __init__(self, heads: MedusaDecoder, tree: int | TreeShape = WIDTH) -> None:
+        """Draft with ``heads``; ``tree`` is the most children of a node, where 1 is a chain, or a shape to fill."""
         self.needs = Needs(features=(heads.tap,))
-        self._heads, self._width = heads, width
+        self._heads, self._tree = heads, tree
         self._states: dict[int, _State] = {}
 
     def start(self, view: View, valid: int) -> None:
@@ -80,16 +82,16 @@ class MedusaDrafter:
             depth = min(self._heads.spec.heads, max(budget for _, budget in ready))
             logits = self._heads.forward(self._heads.states(torch.stack(taps)), depth)
             for place, (view, budget) in enumerate(ready):
-                trees[view.id] = self._tree(view, budget, logits[:budget, place])
+                trees[view.id] = self._grow(view, budget, logits[:budget, place])
         return [trees[view.id] for view in views]
 
     def _can_draft(self, view: View, budget: int) -> bool:
         state = self._states[view.id]
         return budget > 0 and state.tap is not None and state.known == len(view.tokens) - 1
 
-    def _tree(self, view: View, budget: int, logits: Tensor) -> TokenTree:
+    def _grow(self, view: View, budget: int, logits: Tensor) -> TokenTree:
         """The likeliest nodes, given the logits of each depth."""
-        found = Candidates(view.tokens[-1], budget)
+        found, width = candidates(view.tokens[-1], budget, self._tree), width_of(self._tree)
         nodes = [0]
         for depth, row in enumerate(logits):
             drawn = None
@@ -97,7 +99,7 @@ class MedusaDrafter:
                 # The rules of a request may tell paths of one depth apart, but a draft need not be that exact, unless
                 # it is to be compared with what it was drawn from.
                 if drawn is None or drawn.q is not None:
-                    drawn = view.draw(row, found.path(node), self._width, node=node, ids=self._heads.target_ids)
+                    drawn = view.draw(row, found.path(node), width, node=node, ids=self._heads.target_ids)
                 found.take(node, drawn, _ranks(depth))
             nodes = found.frontier(MAX_NODES)
         return found.tree(self.name)
@@ -110,9 +112,17 @@ def _ranks(depth: int) -> list[float]:
 
 
 def _make(speculation: Speculation, around: Surroundings) -> MedusaDrafter:
-    decoder = around.target.decoder
-    head = head_of("medusa", speculation, decoder)
-    return MedusaDrafter(MedusaDecoder(head, decoder), tree_width(speculation))
+    target = around.target
+    heads = MedusaDecoder(head_of("medusa", speculation, target.decoder), target.decoder)
+    if not speculation.random:
+        check_agreement(str(speculation.model), target, [heads.tap], lambda _, taps: _guesses(heads, taps[0]))
+    return MedusaDrafter(heads, tree_of(speculation))
 
 
-METHOD = Method(_make, options=("model", "random", "tree"), model="needed", sampled=True, trees=True)
+def _guesses(heads: MedusaDecoder, tap: Tensor) -> Tensor:
+    """The likeliest token two places after each state, int64 [R]."""
+    best = heads.forward(heads.states(tap), 1)[0].argmax(1)
+    return best if heads.target_ids is None else heads.target_ids[best]
+
+
+METHOD = Method(_make, options=("model", "random", "tree", "rule"), model="needed", sampled=True, trees=True)
