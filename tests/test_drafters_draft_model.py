@@ -53,7 +53,7 @@ class Draft:
             # Between steps nothing is pending, and what has keys are committed tokens, the last one never among them.
             assert state.held == []
             tokens, ids = running[number].tokens, state.reading.ids
-            assert state.filled < max(1, len(ids))
+            assert state.filled < len(tokens) if ids is tokens else state.filled <= len(ids)
             assert self.drafter.length(number) <= len(tokens)
             if isinstance(self.model, StrictTarget) and self.model.groups[0].window is None:
                 assert self.held(number, state.filled) == list(ids[: state.filled])
