@@ -146,6 +146,19 @@ def test_not_one_token_differs(name: str, settings: dict[str, Any], width: int) 
         assert sum(s.record.drafted - s.record.accepted for s in sequences) >= 3
 
 
+@pytest.mark.parametrize("lag", [1, 2])
+def test_an_engine_that_runs_behind_gives_the_same(lag: int) -> None:
+    target = tiny_decoder(tiny_spec(vocab_size=FEW))
+    expected, drafter = answers(target), Watched(tiny_eagle("eagle3", vocab=FEW), target, 3)
+    run = run_on(target, lag=lag)
+    sequences = [run.add(prompt, drafter, eos=(), max_tokens=30) for prompt in PROMPTS]
+    run.finish(*sequences)
+    for sequence, plain in zip(sequences, expected, strict=True):
+        same(sequence, plain)
+        assert sequence.record.accepted > 0
+        assert not sequence.record.failed
+
+
 @pytest.mark.parametrize("form", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["eagle", "eagle3, own width"])
 def test_not_one_token_differs_in_other_formats(name: str, form: Format) -> None:
