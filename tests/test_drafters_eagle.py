@@ -149,14 +149,14 @@ def test_not_one_token_differs(name: str, settings: dict[str, Any], width: int) 
 @pytest.mark.parametrize("lag", [1, 2])
 def test_an_engine_that_runs_behind_gives_the_same(lag: int) -> None:
     target = tiny_decoder(tiny_spec(vocab_size=FEW))
-    expected, drafter = answers(target), Watched(tiny_eagle("eagle3", vocab=FEW), target, 3)
-    run = run_on(target, lag=lag)
-    sequences = [run.add(prompt, drafter, eos=(), max_tokens=30) for prompt in PROMPTS]
+    expected = answers(target, temperature=0.8)
+    run, drafter = run_on(target, lag=lag), Watched(tiny_eagle("eagle3", vocab=FEW), target, 4)
+    sequences = [run.add(prompt, drafter, eos=(), max_tokens=30, temperature=0.8) for prompt in PROMPTS]
     run.finish(*sequences)
     for sequence, plain in zip(sequences, expected, strict=True):
         same(sequence, plain)
-        assert sequence.record.accepted > 0
         assert not sequence.record.failed
+    assert sum(sequence.record.accepted for sequence in sequences) > 5
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8"])
