@@ -70,7 +70,7 @@ def mirrored(rule: Callable[[list[int]], torch.Tensor]) -> Callable[[list[int]],
 def test_the_target_under_other_ids_is_accepted(kind: Kind, temperature: float, width: int) -> None:
     """Fully through common tokens, sampled too; as text greedily, and sampled as often as the likeliest is drawn."""
     model = StrictTarget(mirrored(RULE), VOCAB)
-    draft = Draft(model, pages=128, vocabularies=bridge(BYTES, shuffled(), kind), width=width)
+    draft = Draft(model, pages=128, vocabularies=bridge(BYTES, shuffled(), kind), tree=width)
     settings: dict[str, Any] = {"temperature": temperature, "ignore_eos": True, "max_tokens": 49}
     run = ToyRun(RULE, pages=128)
     spec = {"num_speculative_tokens": 5}
@@ -91,7 +91,7 @@ def test_the_target_under_other_ids_is_accepted(kind: Kind, temperature: float, 
 @pytest.mark.parametrize("window", [None, 8])
 def test_a_half_right_model_under_other_ids_keeps_its_books(kind: Kind, width: int, window: int | None) -> None:
     model = StrictTarget(mirrored(half_right), VOCAB, window=window)
-    draft = Draft(model, pages=128, vocabularies=bridge(BYTES, shuffled(), kind), width=width)
+    draft = Draft(model, pages=128, vocabularies=bridge(BYTES, shuffled(), kind), tree=width)
     run = ToyRun(RULE, pages=128, max_batch_tokens=20)
     settings = [{"temperature": 0.4 * n, "seed": n, "max_tokens": 30, "ignore_eos": n > 0} for n in range(3)]
     sequences = [
@@ -112,7 +112,7 @@ def test_any_two_vocabularies(source: str, own: str, kind: Kind, caplog: pytest.
     ours, theirs = KINDS[source](), KINDS[own]()
     rule = path_rule(ours.vocab_size, seed=81)
     model = StrictTarget(path_rule(theirs.vocab_size, seed=82), theirs.vocab_size)
-    draft = Draft(model, pages=128, vocabularies=bridge(ours, theirs, kind), width=2)
+    draft = Draft(model, pages=128, vocabularies=bridge(ours, theirs, kind), tree=2)
     prompts = [ours.encode(text) for text in ("a", "so 👍🏽 it", "def f(x):\n    return 世界 + 12345")]
     settings = [{"temperature": 0.5 * n, "seed": n, "max_tokens": 24, "ignore_eos": True} for n in range(3)]
     run = ToyRun(rule, vocab=ours.vocab_size, pages=128)
@@ -168,8 +168,9 @@ def write(folder: Path, tokenizer: Tokenizer, seed: int, family: str = "llama", 
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+def folders(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for models, with the cache of converted models that other tests have."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path_factory.getbasetemp() / "bench" / "cache"))
     return tmp_path
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from paceline import drafting
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.pages import PagePool
+from paceline.shape import TreeShape
 from tests.toys import EOS, VOCAB, PairTarget, StrictTarget, ToyRun, alone, path_rule, same
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ class Draft:
         pages: int = 64,
         max_model_len: int = 256,
         vocabularies: Bridge | None = None,
-        width: int = 1,
+        tree: int | TreeShape = 1,
     ) -> None:
         self.model = model
         self.pools = [PagePool(group, pages) for group in model.groups]
-        self.drafter = DraftModelDrafter(model, self.pools, max_model_len, vocabularies, width)
+        self.drafter = DraftModelDrafter(model, self.pools, max_model_len, vocabularies, tree)
 
     def check(self, sequences: list[Sequence]) -> None:
         states = self.drafter._states
@@ -328,7 +329,7 @@ def test_a_tree_of_the_target_itself_is_accepted_to_its_depth(
     """Every row of the tree saw its own path alone, and the accepted path is what the next step goes on from."""
     settings: dict[str, Any] = {"temperature": temperature, "ignore_eos": True, "max_tokens": 50}
     run = ToyRun(RULE, lag=lag, pages=128)
-    draft = Draft(StrictTarget(RULE, VOCAB), pages=128, width=width)
+    draft = Draft(StrictTarget(RULE, VOCAB), pages=128, tree=width)
     spec = {"num_speculative_tokens": budget}
     sequences = [run.add(PROMPT[: 5 + 9 * n], draft.drafter, speculation=spec, seed=n, **settings) for n in range(3)]
     ride(run, draft, sequences)
@@ -348,7 +349,7 @@ def test_trees_of_any_model_keep_their_books(windows: tuple[int | None, int | No
         for n in range(3)
     ]
     run = ToyRun(RULE, window=windows[0], lag=lag, max_batch_tokens=20, pages=128)
-    draft = Draft(StrictTarget(half_right, VOCAB, window=windows[1]), width=3)
+    draft = Draft(StrictTarget(half_right, VOCAB, window=windows[1]), tree=3)
     sequences = [
         run.add(
             PROMPT[: 9 * n + 1],
@@ -376,7 +377,7 @@ def test_a_tree_finds_more_than_a_chain_of_as_many_levels() -> None:
     accepted = {}
     for width, budget in ((1, 4), (4, 16)):
         run = ToyRun(RULE, pages=128)
-        draft = Draft(StrictTarget(blurred, VOCAB), width=width)
+        draft = Draft(StrictTarget(blurred, VOCAB), tree=width)
         spec = {"num_speculative_tokens": budget}
         settings: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.8, "speculation": spec}
         sequences = [run.add(PROMPT[: 3 + 5 * n], draft.drafter, seed=n, **settings) for n in range(4)]
@@ -389,7 +390,7 @@ def test_a_tree_finds_more_than_a_chain_of_as_many_levels() -> None:
 def test_under_rules_with_probabilities_what_was_drawn_stays(rule: str, width: int) -> None:
     """The target as its own drafter: p is q, so the first branch is always accepted, and no node is ever dropped."""
     run = ToyRun(RULE, pages=128)
-    draft = Draft(StrictTarget(RULE, VOCAB), width=width)
+    draft = Draft(StrictTarget(RULE, VOCAB), tree=width)
     spec = {"num_speculative_tokens": 6, "rule": rule}
     sequences = [
         run.add(
@@ -407,3 +408,20 @@ def test_under_rules_with_probabilities_what_was_drawn_stays(rule: str, width: i
     for sequence in sequences:
         assert sequence.record.accepted > 10
         assert sequence.record.accepted_at == sequence.record.reached
+
+
+@pytest.mark.parametrize("rule", ["coupled", "recursive"])
+def test_a_shape_is_filled_node_for_node(rule: str) -> None:
+    shape = TreeShape.parse([[0], [1], [0, 0], [0, 1], [0, 0, 0], [2]])
+    run = ToyRun(RULE, pages=128)
+    draft = Draft(StrictTarget(RULE, VOCAB), pages=128, tree=shape)
+    spec = {"num_speculative_tokens": len(shape) - 1, "rule": rule}
+    settings: dict[str, Any] = {"max_tokens": 41, "ignore_eos": True, "temperature": 1.0, "speculation": spec}
+    sequences = [run.add(PROMPT[: 9 * n + 1], draft.drafter, seed=n, **settings) for n in range(2)]
+    ride(run, draft, sequences)
+    for sequence in sequences:
+        record = sequence.record
+        # nine whole trees, one of the three nodes for which there is room at the end, and a step without drafts
+        assert record.steps == 11
+        assert record.drafted == 9 * (len(shape) - 1) + 3
+        assert record.accepted == 9 * 3 + 2

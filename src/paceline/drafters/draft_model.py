@@ -15,7 +15,7 @@ from paceline.batch import Rows
 from paceline.bridges import bridge
 from paceline.bridges.agreeing import Agreeing
 from paceline.drafters import Method, Needs, Outcome, View
-from paceline.drafters._candidates import Candidates
+from paceline.drafters._candidates import candidates, tree_of, width_of
 from paceline.errors import ResourceError
 from paceline.pages import PageTable
 from paceline.text import Tokenizer
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.drafters import Surroundings
     from paceline.options import Speculation
     from paceline.pages import PagePool
+    from paceline.shape import TreeShape
     from paceline.targets import Target
 
 _PIECE = 512  # rows of a prompt that the draft model takes in one pass
@@ -109,22 +110,24 @@ class _State:
 class _Growth:
     """A tree in the making."""
 
-    def __init__(self, view: View, state: _State, budget: int, levels: int) -> None:
+    def __init__(self, view: View, state: _State, budget: int, levels: int, tree: int | TreeShape) -> None:
         self.view, self.state, self.budget, self.levels = view, state, budget, levels
-        self.found = Candidates(view.tokens[-1], budget)
+        self.found = candidates(view.tokens[-1], budget, tree)
+        self._width = width_of(tree)
+        self._expanded = tree if isinstance(tree, int) else MAX_NODES  # of a level, at most
         self._places: dict[int, int] = {0: -1}
         self._masks: dict[int, int] = {0: 0}
 
-    def expand(self, node: int, logits: Tensor, width: int, vocabularies: Bridge) -> None:
+    def expand(self, node: int, logits: Tensor, vocabularies: Bridge) -> None:
         """Draw the children of ``node`` from what its row gave."""
-        drawn = vocabularies.draw(self.view, logits, self.found.path(node), width, node)
+        drawn = vocabularies.draw(self.view, logits, self.found.path(node), self._width, node)
         self.found.take(node, drawn, _RANKS)
 
-    def frontier(self, width: int) -> list[int]:
+    def frontier(self) -> list[int]:
         """The nodes to expand next."""
         self.levels -= 1
         room = MAX_NODES - len(self.state.held)
-        return self.found.frontier(min(width, room)) if self.levels > 0 else []
+        return self.found.frontier(min(self._expanded, room)) if self.levels > 0 else []
 
     def add_rows(self, rows: Rows, nodes: Sequence[int], vocabularies: Bridge) -> None:
         """Add the nodes' rows to a pass; a row sees those of the nodes above it.
@@ -156,7 +159,7 @@ class DraftModelDrafter:
         pools: Sequence[PagePool],
         max_model_len: int,
         vocabularies: Bridge | None = None,
-        width: int = 1,
+        tree: int | TreeShape = 1,
     ) -> None:
         """Draft with ``model``, whose cache groups live in ``pools``.
 
@@ -165,7 +168,8 @@ class DraftModelDrafter:
         Args:
             max_model_len: the longest sequence, in tokens.
             vocabularies: the bridge from the model's ids to the target's; without it they are the same.
-            width: the most nodes of a level that are expanded, and the most children of each; 1 is a chain.
+            tree: the most nodes of a level that are expanded, and the most children of each, where 1 is a chain; or
+                a shape to fill.
         """
         self._model = model
         self._pools = tuple(pools)
@@ -173,7 +177,7 @@ class DraftModelDrafter:
         self._capacity = max_model_len + MAX_NODES
         self._limit = min(model.max_positions, max_model_len)
         self._bridge: Bridge = vocabularies or Agreeing(model.vocab_size, model.vocab_size)
-        self._width = width
+        self._tree = tree
         self._states: dict[int, _State] = {}
 
     def start(self, view: View, valid: int) -> None:
@@ -220,15 +224,15 @@ class DraftModelDrafter:
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
         trees = [TokenTree.root(view.tokens[-1]) for view in views]
         growing = {
-            place: _Growth(view, self._states[view.id], budget, levels)
+            place: _Growth(view, self._states[view.id], budget, levels, self._tree)
             for place, (view, budget) in enumerate(zip(views, budgets, strict=True))
             if (levels := self._levels(view, budget)) > 0
         }
         self._begin(list(growing.values()))
-        level = [(growth, growth.frontier(self._width)) for growth in growing.values()]
+        level = [(growth, growth.frontier()) for growth in growing.values()]
         while level := [(growth, nodes) for growth, nodes in level if nodes]:
             self._grow(level)
-            level = [(growth, growth.frontier(self._width)) for growth, _ in level]
+            level = [(growth, growth.frontier()) for growth, _ in level]
         for place, growth in growing.items():
             tree = self._bridge.tree(growth.found, growth.view, growth.state.reading, self.name)
             dropping = growth.view.dropping
@@ -236,13 +240,13 @@ class DraftModelDrafter:
         return trees
 
     def _levels(self, view: View, budget: int) -> int:
-        """How many levels can be drafted; none of a text that the draft model cannot read, or that is too long for it."""
+        """How many levels can be drafted; none where the draft model cannot read the text, or its context ends."""
         if budget <= 0:
             return 0
         state = self._states[view.id]
         state.settle()
         room = self._limit - len(state.reading.ids)
-        deepest = budget if self._width == 1 else min(budget, _LEVELS)
+        deepest = min(budget, _LEVELS) if isinstance(self._tree, int) and self._tree > 1 else budget
         return min(deepest, room) if state.reading.ready and state.reading.ids else 0
 
     def _begin(self, growing: Sequence[_Growth]) -> None:
@@ -259,7 +263,7 @@ class DraftModelDrafter:
         logits = self._model.forward(rows.batch(), self._slabs).logits
         for place, growth in enumerate(growing):
             growth.state.filled = len(growth.state.reading.ids)
-            growth.expand(0, logits[place], self._width, self._bridge)
+            growth.expand(0, logits[place], self._bridge)
 
     def _catch_up(self, state: _State) -> None:
         """Take in the pieces of a long text, but for the last."""
@@ -279,7 +283,7 @@ class DraftModelDrafter:
         logits = iter(self._model.forward(rows.batch(), self._slabs).logits.unbind())
         for growth, nodes in level:
             for node in nodes:
-                growth.expand(node, next(logits), self._width, self._bridge)
+                growth.expand(node, next(logits), self._bridge)
 
 
 def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
@@ -287,7 +291,7 @@ def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
     Raises:
         DrafterError: the vocabularies do not fit, or the rule does not fit the bridge between them.
     """
-    target, width = around.target, speculation.tree if isinstance(speculation.tree, int) else 1
+    target, tree = around.target, 1 if speculation.tree == "auto" else tree_of(speculation)
     if speculation.draft_layers is not None:
         model, vocabularies = around.prefix(speculation.draft_layers), None
     else:
@@ -301,7 +305,7 @@ def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
             draft_rows=model.vocab_size,
             sampled=rule is not None and rule.sampled,
         )
-    return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len, vocabularies, width)
+    return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len, vocabularies, tree)
 
 
 METHOD = Method(
