@@ -88,8 +88,8 @@ def test_ways_are_chosen_by_name_or_written_out() -> None:
 
 
 def test_not_one_token_differs(tiny_llm: LLM) -> None:
-    report = verification(tiny_llm, 4).report()
-    assert report["compared"] == 4 * 4 * len(WAYS)
+    report = verification(tiny_llm, 2).report()
+    assert report["compared"] == 2 * 4 * len(WAYS)
     assert report["differing"] == 0
     assert report["short"] == 0
     rows = {(row["method"], row["batch"], row["temperature"]): row for row in report["combinations"]}
@@ -118,7 +118,7 @@ class ForgivingVerifier(Verifier):
 
 def test_a_broken_verifier_is_found_out(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_llm.engine, "verifier", ForgivingVerifier())
-    report = verification(tiny_llm, 2).report()
+    report = verification(tiny_llm, 2, ways=chosen_ways(FIRST)).report()
     wrong = {row["method"] for row in report["combinations"] if row["differing"]}
     assert "oracle" in wrong
     assert "plain" not in wrong
@@ -131,11 +131,12 @@ def test_a_broken_verifier_is_found_out(tiny_llm: LLM, monkeypatch: pytest.Monke
 
 def test_a_cut_run_goes_on(tiny_llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "cells.jsonl"
-    whole = verification(tiny_llm, 5, path, draws=4).report()
+    ways = chosen_ways(["plain", "draft_layers", "suffix", "recycling tree", "prediction", "grammar"])
+    whole = verification(tiny_llm, 5, path, draws=4, ways=ways).report()
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:7]) + lines[7][:30])
     runner = Runner(path, ENVIRONMENT, {}, quiet)
-    report = Verification(tiny_llm, prompts(5), runner, max_tokens=10, draft_layers=2, draws=4).report()
+    report = Verification(tiny_llm, prompts(5), runner, max_tokens=10, draft_layers=2, draws=4, ways=ways).report()
     assert report == whole
     assert runner.taken == len(lines) - 7
     assert Counter(path.read_text().splitlines(keepends=True)[:7]) == Counter(lines[:7])
@@ -209,10 +210,11 @@ def test_chance_is_even() -> None:
 
 def test_the_verb_prints_what_it_compared(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--prompts", "2", "--max-tokens", "6", "--threads", "2", "--quiet"]
+    options += [part for name in FIRST for part in ("--method", name)]
     assert main(["verify", str(model_folder), *options]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-2:] == [f"compared: {2 * 4 * len(WAYS)}", "differing: 0"]
-    assert all(way.name in out for way in WAYS)
+    assert out.splitlines()[-2:] == ["compared: 40", "differing: 0"]
+    assert all(name in out for name in FIRST)
     assert "self: the model as its own drafter" in out
     assert "oracle: knows the answer" in out
     assert "enough" not in out
@@ -234,7 +236,7 @@ def test_the_verb_fails_where_tokens_differ(
     model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.engine.Verifier", ForgivingVerifier)
-    options = ["--prompts", "2", "--max-tokens", "6", "--threads", "2", "--json"]
+    options = ["--prompts", "2", "--max-tokens", "6", "--threads", "2", "--json", "--method", "oracle"]
     assert main(["verify", str(model_folder), *options]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["differing"] > 0
@@ -263,7 +265,7 @@ def test_seeds_and_prompts_decide_the_answers(tiny_llm: LLM) -> None:
     (prompt,) = prompts(1)
     expected = tiny_llm.chat([{"role": "user", "content": prompt.turns[0]}], sampling, speculation=False)
     runner = Runner(None, ENVIRONMENT, {}, quiet)
-    Verification(tiny_llm, [prompt], runner, max_tokens=10, draft_layers=2).report()
+    Verification(tiny_llm, [prompt], runner, max_tokens=10, ways=chosen_ways(FIRST)).report()
     answer = runner.cell({"plain": prompt.id, "temperature": 0.8}, dict)
     assert answer["ids"] == expected.token_ids
 

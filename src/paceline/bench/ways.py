@@ -43,8 +43,8 @@ class Way:
 WAYS = (
     Way("plain", "plain", judge="none"),
     Way("ngram", "ngram"),
-    Way("draft_layers", "draft_layers={short}"),
-    Way("self", "draft_layers={layers}", judge="accepted"),
+    Way("draft_layers", "draft_model:draft_layers={short}"),
+    Way("self", "draft_model:draft_layers={layers}", judge="accepted"),
     Way("oracle", None),
     Way("suffix", "suffix:tree=none"),
     Way("suffix tree", "suffix"),
