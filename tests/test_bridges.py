@@ -231,6 +231,9 @@ def test_a_text_begins_once() -> None:
             for own in ("tekken", "sentencepiece", "byte_level"):
                 reading = read(spelling(source), spelling(own), steps(ids, random.Random(3)))
                 assert reading.ids == whole(spelling(own), text)
+    plain = Spelling(Tokenizer(tekken().backend, bos_id=1, eos_ids=(2,)))  # its templates write the first token
+    ids = plain.tokenizer.encode(f"<s>{text}")
+    assert read(plain, spelling("sentencepiece"), [ids]).ids == whole(spelling("sentencepiece"), text)
     prompt = [1, *tekken().encode("[INST] Hello there[/INST] Hi", add_special_tokens=False), 2]
     reading = read(spelling("tekken"), spelling("sentencepiece"), [prompt])
     pieces_ = [sentence_pieces().backend.id_to_token(token) for token in reading.ids]

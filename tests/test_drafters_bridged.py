@@ -14,7 +14,9 @@ from tokenizers import Tokenizer as Backend
 
 from paceline import LLM, Sampling, drafting
 from paceline.bridges import bridge
+from paceline.drafters import View
 from paceline.text import Tokenizer
+from paceline.tree import Drawn, Dropping
 from tests.models import tiny
 from tests.test_bridges import KINDS
 from tests.test_drafters_draft_model import Draft, ride
@@ -111,7 +113,8 @@ def test_any_two_vocabularies(source: str, own: str, kind: Kind, caplog: pytest.
     """Random toys that write anything: broken characters, special tokens in the middle, ids of all kinds."""
     ours, theirs = KINDS[source](), KINDS[own]()
     rule = path_rule(ours.vocab_size, seed=81)
-    model = StrictTarget(path_rule(theirs.vocab_size, seed=82), theirs.vocab_size)
+    window = 4 if kind == "retokenized" else None
+    model = StrictTarget(path_rule(theirs.vocab_size, seed=82), theirs.vocab_size, window=window)
     draft = Draft(model, pages=128, vocabularies=bridge(ours, theirs, kind), tree=2)
     prompts = [ours.encode(text) for text in ("a", "so 👍🏽 it", "def f(x):\n    return 世界 + 12345")]
     settings = [{"temperature": 0.5 * n, "seed": n, "max_tokens": 24, "ignore_eos": True} for n in range(3)]
@@ -148,6 +151,25 @@ def test_a_fork_and_a_rewind_read_on() -> None:
     drafter.release(99)
     run.engine.cancel(sequence)
     draft.check_empty()
+
+
+@pytest.mark.parametrize("own", ["metaspace", "sentencepiece"])
+def test_a_draft_waits_for_a_character_that_it_cannot_spell(own: str) -> None:
+    """And one of few long tokens, in a target's many short ones, stays within its budget."""
+    theirs = KINDS[own]()
+    word = theirs.encode("the", add_special_tokens=False)[-1]
+    row = torch.zeros(theirs.vocab_size)
+    row[word] = 9.0
+    draft = Draft(StrictTarget(lambda path: row, theirs.vocab_size), vocabularies=bridge(BYTES, theirs, "retokenized"))
+    tokens = BYTES.encode("so 👍")[:-2]
+    view = View(1, tokens, lambda *_, **__: Drawn([], []), dropping=Dropping())
+    draft.drafter.start(view, 0)
+    assert (len(draft.drafter.propose([view], [4])[0]) == 1) == (own == "metaspace")
+    tokens += BYTES.encode("so 👍")[-2:]
+    tree = draft.drafter.propose([view], [4])[0]
+    assert len(tree) == 5
+    assert bytes(tree.tokens[1:]) == (theirs.token_bytes(word) * 4)[:4]
+    draft.drafter.release(1)
 
 
 def write(folder: Path, tokenizer: Tokenizer, seed: int, family: str = "llama", order: list[int] | None = None) -> str:

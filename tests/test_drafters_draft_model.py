@@ -410,6 +410,41 @@ def test_under_rules_with_probabilities_what_was_drawn_stays(rule: str, width: i
         assert sequence.record.accepted_at == sequence.record.reached
 
 
+def test_a_tree_has_room_for_as_many_rows_as_a_word_has_bits(caplog: pytest.LogCaptureFixture) -> None:
+    """Where chances are flat, more nodes are worth expanding than can be."""
+    flat = path_rule(VOCAB, seed=74, spread=0.1)
+    run = ToyRun(flat, pages=128)
+    draft = Draft(StrictTarget(flat, VOCAB), pages=128, tree=63)
+    spec = {"num_speculative_tokens": 63}
+    sequence = run.add(PROMPT, draft.drafter, ignore_eos=True, max_tokens=90, temperature=1.0, speculation=spec)
+    ride(run, draft, [sequence])
+    same(sequence, alone(flat, PROMPT, ignore_eos=True, max_tokens=90, temperature=1.0))
+    assert sequence.record.accepted > 0
+    assert not caplog.records
+
+
+def test_what_was_accepted_of_a_tree_is_not_taken_in_again() -> None:
+    taken: list[int] = []
+
+    class Watched(StrictTarget):
+        def forward(self, batch: Any, *rest: Any) -> Any:
+            taken.append(int((batch.visible == 0).sum()))
+            return super().forward(batch, *rest)
+
+    run = ToyRun(RULE, pages=128)
+    draft = Draft(Watched(RULE, VOCAB), pages=128, tree=3)
+    spec = {"num_speculative_tokens": 13}
+    sequence = run.add(PROMPT, draft.drafter, ignore_eos=True, max_tokens=60, speculation=spec)
+    ride(run, draft, [sequence])
+    assert sequence.record.accepted_at == sequence.record.reached
+    firsts = [rows for rows in taken if rows]
+    assert firsts[0] == len(PROMPT) + 1
+    assert set(firsts[1:]) == {
+        1,
+        2,
+    }  # the last token accepted, where its children were not drafted, and the target's own
+
+
 @pytest.mark.parametrize("rule", ["coupled", "recursive"])
 def test_a_shape_is_filled_node_for_node(rule: str) -> None:
     shape = TreeShape.parse([[0], [1], [0, 0], [0, 1], [0, 0, 0], [2]])

@@ -46,14 +46,12 @@ class _State:
         reading: the sequence in the draft model's ids.
         tables: where keys and values are.
         filled: how many leading ids have keys.
-        floor: the least to which ``filled`` can fall back: pages that only earlier rows need may be gone.
         held: for each row behind those the draft model's id, and the place among them of the row above, or -1.
     """
 
     reading: Reading
     tables: tuple[PageTable, ...]
     filled: int = 0
-    floor: int = 0
     held: list[tuple[int, int]] = field(default_factory=list)
 
     def settle(self) -> None:
@@ -64,15 +62,14 @@ class _State:
         kept = self.reading.update()
         ids = self.reading.ids
         if kept < self.filled:
-            self.fall_back(kept)
+            self.filled = kept
         elif self.held:
             path = self._followed(ids)
             for table in self.tables:
                 table.commit(self.filled, path)
             self.filled += len(path)
         self.held.clear()
-        if self.filled >= len(ids):
-            self.fall_back(max(0, len(ids) - 1))
+        self.filled = max(0, min(self.filled, len(ids) - 1))
 
     def _followed(self, ids: Sequence[int]) -> list[int]:
         """The places of drafted rows that are those of the next ids."""
@@ -84,16 +81,15 @@ class _State:
             path.append(above)
         return path
 
-    def fall_back(self, length: int) -> None:
-        """Keep ``length`` rows, or where pages that they need are gone none at all."""
-        self.filled = min(self.filled, length)
-        if length < self.floor:
-            self.filled = self.floor = 0
-            for table in self.tables:
-                table.free()
+    def forget(self) -> None:
+        """Start again from nothing."""
+        self.held.clear()
+        self.filled = 0
+        for table in self.tables:
+            table.free()
 
     def reserve(self, rows: int) -> None:
-        """Map so many rows, and give up the pages that none of those still to come sees.
+        """Map so many rows, and give up the pages that none of those still to come sees: what is settled stays.
 
         Raises:
             ResourceError: too few pages are free.
@@ -103,7 +99,6 @@ class _State:
             window = table.pool.group.window
             if window is not None:
                 table.drop_before(keep - window)
-                self.floor = max(self.floor, keep)
             table.reserve(rows)
 
 
@@ -195,14 +190,13 @@ class DraftModelDrafter:
                 table.free()
             raise
         reading = state.reading.fork(child.tokens)
-        self._states[child.id] = _State(reading, tuple(tables), state.filled, state.floor)
+        self._states[child.id] = _State(reading, tuple(tables), state.filled)
 
     def rewind(self, sequence: int, length: int) -> None:
         state = self._states[sequence]
         state.held.clear()
-        if length < self.length(sequence):  # rare: so it starts again from nothing
-            state.floor = 1
-            state.fall_back(0)
+        if length < self.length(sequence):  # rare
+            state.forget()
 
     def release(self, sequence: int) -> None:
         state = self._states.pop(sequence, None)
