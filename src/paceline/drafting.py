@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from paceline.acceptance.rule import drafted
 from paceline.drafters import Outcome, View
 from paceline.errors import DrafterError
 from paceline.kernels import sample
@@ -124,11 +125,15 @@ class Drafting:
         tree.check(self._vocab_size)
         if tree.tokens[0] != sequence.tokens[-1]:
             raise DrafterError("the root of a token tree is the last committed token.")
-        dropping = sequence.choose.dropping
+        rule, dropping = sequence.choose.rule, sequence.choose.dropping
         if dropping is not None:
             return tree.best(budget + 1, dropping)
         if len(tree) > budget + 1:
             raise DrafterError(f"{len(tree) - 1} nodes were drawn where {budget} were asked for.")
+        if rule is not None and rule.sampled:
+            tree.check_drawn(self._vocab_size)
+            if not rule.trees:
+                drafted(tree)
         return tree
 
     def observe(

@@ -168,3 +168,18 @@ class TokenTree:
             if not 0.0 <= self.survival[node] <= self.survival[parent]:
                 raise DrafterError(f"the survival of node {node} is negative or above its parent's.")
             seen.add((parent, token))
+
+    def check_drawn(self, vocab_size: int) -> None:
+        """Raise unless every node below the root can have been drawn from a row that its parent's children have.
+
+        Raises:
+            DrafterError: a row is missing or of another length, or gives a child no chance.
+        """
+        for node, parent in enumerate(self.parents[1:], 1):
+            row = self.q.get(parent)
+            if row is None or row.shape != (vocab_size,):
+                raise DrafterError(
+                    f"the children of node {parent} come without the {vocab_size} chances of their draw."
+                )
+            if not 0.0 < row[self.tokens[node]] <= 1.0:
+                raise DrafterError(f"node {node} was drawn with a chance of {row[self.tokens[node]]}.")
