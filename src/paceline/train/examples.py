@@ -11,9 +11,10 @@ from paceline.errors import OptionError
 from paceline.sampling import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from paceline.llm import LLM
+    from paceline.text import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,11 @@ def answered(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int = 256) 
     return [Example.of(c.prompt_token_ids, c.token_ids) for c in completions if c.token_ids]
 
 
-def preview(example: Example, decode: Callable[[Sequence[int]], str]) -> list[tuple[str, bool]]:
-    """An example as text, cut where it begins or ceases to count: each part, and whether its tokens count."""
+def preview(example: Example, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+    """An example as text with its special tokens, cut where it begins or ceases to count: each part, and whether its
+    tokens count."""
     runs = groupby(zip(example.tokens, example.counts, strict=True), key=lambda pair: pair[1])
-    return [(decode([token for token, _ in run]), counts) for counts, run in runs]
+    return [(tokenizer.decode([token for token, _ in run], skip_special_tokens=False), counts) for counts, run in runs]
 
 
 def frequent_ids(examples: Iterable[Example], size: int, vocab_size: int) -> list[int]:

@@ -49,10 +49,13 @@ class Shared:
         return rms_norm(tap, self.norm, self.spec.norm_eps)
 
     def logits(self, tap: Tensor) -> Tensor:
-        """The target's own logits [..., usable] of the next token, from the inputs of the final norm."""
-        logits = F.linear(self.states(tap), self.head[: self.usable]) * self.spec.logit_multiplier
-        cap = self.spec.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        """The target's own logits [..., vocab_size] of the next token, from the inputs of the final norm; -inf for
+        ids that it may not emit."""
+        logits = F.linear(self.states(tap), self.head) * self.spec.logit_multiplier
+        if self.spec.logit_softcap is not None:
+            logits = self.spec.logit_softcap * torch.tanh(logits / self.spec.logit_softcap)
+        logits[..., self.usable :] = -torch.inf
+        return logits
 
 
 def _matrix(tensors: dict[str, Tensor], n: int, k: int, number_format: Format) -> Tensor:
