@@ -10,6 +10,7 @@ from unicodedata import normalize
 
 import pytest
 import sentencepiece
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -22,9 +23,11 @@ from paceline.bridges.intersection import Intersection
 from paceline.bridges.reading import TextReading
 from paceline.bridges.retokenized import Retokenized
 from paceline.bridges.spelling import Spelling
+from paceline.drafters import View
 from paceline.errors import DrafterError
 from paceline.prompts import read_prompts
 from paceline.text import Tokenizer
+from paceline.tree import Drawn
 from tests.other_tokenizers import (
     CORPUS,
     SENTENCEPIECE_FILE,
@@ -176,6 +179,29 @@ def test_a_character_is_read_while_it_comes() -> None:
                 read_so_far = spelling(own).spelled(reading.ids[spelling(own).tokenizer.add_bos :])
                 assert read_so_far.removeprefix(b" ") == spelling("bytes").spelled(tokens)
         assert reading.ids == whole(spelling(own), "so 👍 it")
+
+
+def test_a_text_that_cannot_be_cut_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs that the draft model does not know are one and the same id, which spells none of them."""
+    theirs, given = Spelling(metaspace()), list[int]()
+    encode = theirs.encode
+
+    def counted(text: str, begins: bool = False) -> list[int]:
+        given.append(len(text))
+        return encode(text, begins)
+
+    text = "жз и к" * 700
+    tokens = BYTES.encode(text)
+    tokens, rest = tokens[:3000], tokens[3000:6000]
+    reading = TextReading(spelling("bytes"), theirs, tokens)
+    reading.update()
+    monkeypatch.setattr(theirs, "encode", counted)
+    for token in rest:
+        tokens.append(token)
+        before, kept = list(reading.ids), reading.update()
+        assert reading.ids[:kept] == before[:kept]
+    assert max(given) < 1500
+    assert reading.ids == whole(theirs, BYTES.decode(tokens))
 
 
 LONG = ["one two, three. " * 300, "x" * 5000, "1234567" * 700, "世界你好" * 700, "e\u0301" * 2000]
@@ -343,6 +369,28 @@ def test_ids_that_only_one_has() -> None:
     tokens.append(3)
     reading.update()
     assert not reading.ready
+
+
+def test_a_draft_ends_with_a_mark_of_the_same_role_or_without_one() -> None:
+    """byte_level and pieces both end answers with </s>; only pieces has <unk>."""
+    ours, theirs = spelling("byte_level"), spelling("pieces")
+    retokenized = Retokenized(ours, theirs)
+    unknown, end, letter = (theirs.tokenizer.backend.token_to_id(name) for name in ("<unk>", "</s>", "b"))
+    assert unknown is not None
+    assert end is not None
+    assert letter is not None
+    logits = torch.zeros(theirs.rows + 9)
+    for token, logit in ((unknown, 9.0), (theirs.rows, 8.0), (end, 7.0), (letter, 6.0)):
+        logits[token] = logit
+    view = View(0, [5], lambda *_, **__: Drawn([], []))
+    drawn = retokenized.draw(view, logits, [], 3, 0)
+    assert drawn.tokens == [end, letter]
+    assert drawn.chances == sorted(drawn.chances, reverse=True)
+    assert 0.0 < sum(drawn.chances) < 1.0
+    committed = ours.tokenizer.encode("a")
+    (last,) = ours.tokenizer.encode("b", add_special_tokens=False)
+    assert retokenized.retokenize(committed, [letter, end, letter], False) == [(last, 1), (1, 2)]
+    assert retokenized.retokenize(committed, [end], False) == [(1, 1)]
 
 
 def retold(

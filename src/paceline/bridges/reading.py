@@ -14,6 +14,8 @@ _NEAR = 24  # ids at the end that may change with the text behind them
 _FAR = 64  # ids behind the last cut from which on a new one is looked for
 _TRIES = 8  # places at which a cut is tried each time
 _MOST = 512  # ids behind the last cut at which the next is made anywhere
+INNER = bytes(range(0x80, 0xC0))
+"""The bytes that stand in a character of UTF-8 behind its first."""
 
 
 class TextReading:
@@ -73,10 +75,9 @@ class TextReading:
             self._take(self._taken, self._tokens[self._taken])
             self._taken += 1
         self._encode()
-        kept = start + common(before, self.ids[start:])
         if len(self.ids) - self.settled > _FAR:
             self._settle()
-        return kept
+        return start + common(before, self.ids[start:])
 
     def covers(self, filled: int) -> int:
         """How many leading tokens ``filled`` leading ids are of, those in part counted."""
@@ -122,13 +123,23 @@ class TextReading:
     def _settle(self) -> None:
         """Move the cut towards the end."""
         last = self._whole - _NEAR
-        cuts = [cut for cut in range(last, max(self.settled, last - _TRIES), -1) if self._text(cut) is not None]
-        for cut in cuts:
-            if self._own.encode(self._text(cut) or "") == self.ids[cut : self._whole]:
-                self._cut(cut)
+        for cut in range(last, max(self.settled, last - _TRIES), -1):
+            text = self._text(cut)
+            if text is not None and self._own.encode(text) == self.ids[cut : self._whole]:
+                self._cut(cut, text.encode() + self._rest)
                 return
-        if cuts and len(self.ids) - self.settled > _MOST:
-            self._cut(cuts[0])
+        if len(self.ids) - self.settled > _MOST:
+            self._force()
+
+    def _force(self) -> None:
+        """Cut the text where it is, and encode both sides apart."""
+        place = len(self._tail) - _NEAR
+        while self._tail[place] in INNER:
+            place -= 1
+        text, rest = self._tail[:place], self._tail[place:]
+        self.ids[self.settled :] = self._own.encode(text.decode("utf-8", "replace"), self._begins)
+        self._cut(len(self.ids), rest)
+        self._encode()
 
     def _text(self, cut: int) -> str | None:
         """What the ids from ``cut`` on spell, unless that begins within a character."""
@@ -137,8 +148,8 @@ class TextReading:
         except UnicodeDecodeError:
             return None
 
-    def _cut(self, cut: int) -> None:
-        self._tail = self._own.spelled(self.ids[cut : self._whole]) + self._rest
+    def _cut(self, cut: int, tail: bytes) -> None:
+        self._tail = tail
         self.settled, self._begins = cut, False
 
 

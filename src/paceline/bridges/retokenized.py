@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from paceline.bridges.reading import TextReading
+from paceline.bridges.reading import INNER, TextReading
 from paceline.tree import MAX_NODES, Drawn, TokenTree
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from paceline.drafters._candidates import Candidates
 
 _LEFT = 8  # committed tokens that are encoded once more before drafted text, for the splitter's sake
-_INNER = bytes(range(0x80, 0xC0))  # that stand in a character of UTF-8 behind its first
 
 
 class Retokenized:
@@ -120,7 +119,7 @@ class Retokenized:
             start -= 1
         left = self.target.spelled(committed[start:])
         if start > 0 and committed[start - 1] not in tokenizer.special_ids:
-            return left.lstrip(_INNER), False  # without the rest of a character that began before
+            return left.lstrip(INNER), False  # without the rest of a character that began before
         opening = start == 0 or (start == 1 and committed[0] == tokenizer.bos_id)
         begins = self.target.prefix == "always" or (self.target.prefix == "first" and opening)
         if begins and left == b" ":

@@ -130,16 +130,18 @@ class _Growth:
         Raises:
             ResourceError: the cache is full.
         """
-        found, state, first = self.found, self.state, len(self.state.held)
+        found, state = self.found, self.state
+        held, places, masks = state.held, self._places, self._masks
+        first = len(held)
         ids = vocabularies.own([found.tokens[node] for node in nodes])
-        for token, node in zip(ids, nodes, strict=True):
-            place, above = len(state.held), found.parents[node]
-            state.held.append((token, self._places[above]))
-            self._places[node] = place
-            self._masks[node] = self._masks[above] | 1 << place
-        state.reserve(state.filled + len(state.held))
+        for place, (token, node) in enumerate(zip(ids, nodes, strict=True), first):
+            above = found.parents[node]
+            held.append((token, places[above]))
+            places[node] = place
+            masks[node] = masks[above] | 1 << place
+        state.reserve(state.filled + len(held))
         depths = [found.depths[node] - 1 for node in nodes]
-        rows.level(ids, depths, [self._masks[node] for node in nodes], state.filled, first, state.tables)
+        rows.level(ids, depths, [masks[node] for node in nodes], state.filled, first, state.tables)
 
 
 class DraftModelDrafter:
