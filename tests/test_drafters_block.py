@@ -80,7 +80,7 @@ class BlockDrafter:
     model: BlockModel
     pool: PagePool
     name: str = "block"
-    needs: Needs = field(default_factory=Needs)
+    needs: Needs = field(default_factory=lambda: Needs(cost="block"))
     held: dict[int, _Held] = field(default_factory=dict)
 
     def start(self, view: View, valid: int) -> None:

@@ -6,7 +6,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +62,7 @@ class Session:
         path: tuple[int, ...] = ()
         while (*path, best[path]) in best:
             path = (*path, best[path])
-        scored = [(p, torch.tensor([best[p]])) for p in paths]
+        scored = [(p, [best[p]]) for p in paths]
         rows = [self.tokens[-1], *path]
         start = len(self.tokens) - 1
         self.tokens += [*path, best[path]]

@@ -7,7 +7,6 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +31,7 @@ def view(tokens: Seq[int], number: int = 0, salt: str | None = None) -> View:
 
 
 def seen(drafter: RecyclingDrafter, scored: Seq[tuple[tuple[int, ...], Seq[int]]], root: int, number: int = 0) -> None:
-    rows = [(path, torch.tensor(best)) for path, best in scored]
+    rows = [(path, list(best)) for path, best in scored]
     drafter.observe([Outcome(number, 0, [root], 0, None, {}, rows)])
 
 

@@ -87,12 +87,21 @@ def searched(
 ) -> Drafted:
     """Of all lengths of a match the draft that promises most, of equal ones the longest match's."""
     best: Drafted = ([], [], [])
+    matched = 0
     for length in range(1, min(depth, len(tokens) + 1)):
         bound = min(budget, int(factor * length), depth - length)
         draft = grown(texts, tokens[len(tokens) - length :], bound, width, least)
         if draft[0] and sum(draft[2]) >= sum(best[2]):
-            best = draft
-    return best
+            best, matched = draft, length
+    return best[0], best[1], tempered(best, matched) if best[0] else []
+
+
+def tempered(draft: Drafted, matched: int) -> list[float]:
+    """The shares of counts, less sure the shorter the run that was followed."""
+    depths = [0]
+    for parent in draft[1]:
+        depths.append(depths[parent] + 1)
+    return [share * matched / (matched + depth) for share, depth in zip(draft[2], depths[1:], strict=True)]
 
 
 tokens_of = st.lists(st.integers(0, 3), min_size=1, max_size=40)

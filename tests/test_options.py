@@ -47,7 +47,10 @@ def test_left_out_it_is_auto() -> None:
     speculation = Speculation.parse({})
     assert speculation == Speculation() == Speculation.parse(True) == Speculation.parse("auto")
     assert (speculation.enabled, speculation.method, speculation.rule) == (True, "auto", "coupled")
-    assert (speculation.adaptive, speculation.tree, speculation.num_speculative_tokens) == (True, "auto", 5)
+    assert (speculation.adaptive, speculation.tree, speculation.num_speculative_tokens) == (True, "auto", None)
+    assert speculation.ceiling == 63
+    assert Speculation(adaptive=False).ceiling == 5
+    assert Speculation(num_speculative_tokens=9).ceiling == 9
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_a_call_overrides_what_it_names() -> None:
     assert Speculation.parse({"num_speculative_tokens": 3}, engine).method == "ngram"
     assert Speculation.parse({"num_speculative_tokens": 3}, engine).num_speculative_tokens == 3
     assert not Speculation.parse({"num_speculative_tokens": 3}, engine).adaptive
-    assert methods.chosen(Speculation.parse({"draft_layers": 4}, engine)) == "draft_model"
+    assert Speculation.parse({"draft_layers": 4}, engine).draft_layers == 4
     drafting = Speculation(draft_layers=4)
     assert Speculation.parse("ngram", drafting) == Speculation(method="ngram")
     assert Speculation.parse({"model": "small"}, drafting) == Speculation(model="small")
@@ -85,11 +88,6 @@ def test_a_call_switches_a_plain_engine_on_by_naming_anything() -> None:
     assert not Speculation.parse({}, off).enabled
 
 
-def test_a_draft_model_is_meant_where_one_is_named() -> None:
-    assert methods.chosen(Speculation.parse({"model": "small"})) == "draft_model"
-    assert methods.chosen(Speculation.parse({"draft_layers": 6})) == "draft_model"
-
-
 @pytest.mark.parametrize("method", ["ngram", "suffix", "recycling"])
 def test_a_method_without_a_model_drops_the_one_that_was_set_up(method: str) -> None:
     assert Speculation.parse(method, Speculation(draft_layers=4)) == Speculation(method=method)
@@ -99,7 +97,8 @@ def test_drafters_are_shared_where_what_they_are_made_from_is_equal() -> None:
     def made(**options: Any) -> tuple[object, ...]:
         return methods.recipe(Speculation(**options))
 
-    assert made() == made(method="ngram", num_speculative_tokens=9, adaptive=False, tree="none")
+    assert made() == made(method="cascade", num_speculative_tokens=9, adaptive=False)
+    assert made(method="ngram") == made(method="ngram", num_speculative_tokens=9, adaptive=False, tree="none")
     assert made(method="ngram") != made(method="ngram", prompt_lookup_max=9)
     assert made(draft_layers=3, method="draft_model") != made(draft_layers=4, method="draft_model")
     for method in ("suffix", "recycling"):
@@ -142,7 +141,10 @@ def test_an_alias() -> None:
         ({"method": 3}, "unknown"),
         ({"rule": "strict"}, "rule 'strict' is not part of this version; choose from coupled"),
         ({"rule": "cupled"}, "unknown; choose from coupled"),
-        ({"tree": "tree.json"}, "trees from a file are not part of this version"),
+        ({"tree": "no/tree.json"}, "tree names 'no/tree.json', which cannot be read"),
+        ({"vocabulary": "other"}, "unknown; choose from auto, same, intersection, retokenized"),
+        ({"random": 1}, "true or false"),
+        ({"lookahead_ngram": 1}, "at least 2"),
         ({"tree": 0}, "1 to 63"),
         ({"tree": 64}, "1 to 63"),
         ({"prompt_lookup_min": 0}, "at least 1"),
@@ -174,8 +176,19 @@ def test_refused(value: Any, message: str) -> None:
             ({"rule": rule, "method": "ngram"}, f"rule '{rule}' needs drafts that are drawn .* 'ngram' .*draft_model")
             for rule in ("ratio", "block", "recursive", "traversal")
         ),
-        ({"rule": "ratio", "draft_layers": 2, "tree": 3}, "'ratio' accepts chains, and tree is 3"),
-        ({"rule": "block", "draft_layers": 2, "tree": 3}, "'block' accepts chains, and tree is 3"),
+        ({"method": "ngram", "tree": 3}, "'ngram' drafts chains, and tree is 3"),
+        ({"method": "ngram", "random": True}, "no head whose weights could be random"),
+        ({"method": "eagle"}, "'eagle' needs a head that was trained for the target: name its checkpoint with model="),
+        ({"method": "medusa", "draft_layers": 2}, "drafts without draft_layers"),
+        ({"rule": "ratio", "draft_layers": 2}, "rule 'ratio' needs drafts .*'cascade'"),
+        (
+            {"rule": "ratio", "method": "draft_model", "draft_layers": 2, "tree": 3},
+            "'ratio' accepts chains, and tree is 3",
+        ),
+        (
+            {"rule": "block", "method": "draft_model", "draft_layers": 2, "tree": 3},
+            "'block' accepts chains, and tree is 3",
+        ),
     ],
 )
 def test_a_method_and_a_draft_model_that_do_not_go_together(value: Any, message: str) -> None:
@@ -186,9 +199,13 @@ def test_a_method_and_a_draft_model_that_do_not_go_together(value: Any, message:
 @pytest.mark.parametrize(
     "value",
     [
-        *({"rule": rule, "draft_layers": 2} for rule in ("ratio", "block", "recursive", "traversal", "typical")),
-        {"rule": "ratio", "draft_layers": 2, "tree": 1},
-        {"rule": "recursive", "draft_layers": 2, "tree": 3},
+        *(
+            {"rule": rule, "method": "draft_model", "draft_layers": 2}
+            for rule in ("ratio", "block", "recursive", "traversal", "typical")
+        ),
+        {"rule": "ratio", "method": "draft_model", "draft_layers": 2, "tree": 1},
+        {"rule": "recursive", "method": "draft_model", "draft_layers": 2, "tree": 3},
+        {"method": "eagle3", "random": True},
         {"rule": "typical", "method": "ngram"},
     ],
 )

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.pacer import Pacer, RowCost, Survival
+from paceline.pacer import Pacer, RowCost, Survival, Wish
 from paceline.targets.toy import ToyTarget
+from paceline.tree import Dropping, TokenTree
 from tests.toys import VOCAB, Clock, ScriptedDrafter, Timed, ToyRun, alone, oracle, path_rule, same, trials, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from paceline.tree import TokenTree
+RIGHT, WRONG = 1, 2
 
 COSTS: dict[str, Callable[[int], float]] = {
     "flat": lambda rows: 1.0,
@@ -33,6 +34,16 @@ COSTS: dict[str, Callable[[int], float]] = {
 
 def _always(right: float) -> Callable[[int], float]:
     return lambda done: right
+
+
+def _chain(length: int, origin: str) -> TokenTree:
+    return TokenTree.chain(0, [RIGHT] * length, [0.8**d for d in range(1, length + 1)], origin)
+
+
+def _selected(pacer: Pacer, trees: list[TokenTree]) -> list[TokenTree]:
+    for sequence, tree in enumerate(trees):
+        pacer.weigh(sequence, tree)
+    return pacer.select(list(enumerate(trees)), 0, Dropping())
 
 
 @dataclass
@@ -52,7 +63,7 @@ class Ride:
 
     def go(self, tokens: int) -> Ride:
         dice = random.Random(self.seed)
-        wanted = [(s, "x", self.ceiling) for s in range(self.sequences)]
+        wanted = [Wish(s, "x", self.ceiling) for s in range(self.sequences)]
         for sequence in range(self.sequences):
             self.pacer.start(sequence)
         done = 0
@@ -60,19 +71,25 @@ class Ride:
             budgets = self.pacer.budgets(wanted) if self.fixed is None else [self.fixed] * self.sequences
             assert all(0 <= budget <= self.ceiling for budget in budgets)
             asked = sum(budgets)
-            took = self.cost(asked + self.sequences)
-            self.pacer.learn_step(asked + self.sequences, took)
+            trees = self._select(budgets)
+            rows = sum(map(len, trees))
+            took = self.cost(rows)
+            self.pacer.learn_step(rows, took)
             if asked:
                 self.pacer.learn_draft("x", asked, asked, self.each * asked)
             self.now += took + self.each * asked
-            for sequence, budget in enumerate(budgets):
-                accepted = 0
-                while accepted < budget and dice.random() < self.right(done):
-                    accepted += 1
-                self.pacer.learn_outcome(sequence, accepted, accepted < budget)
-                done += accepted + 1
-            self.log.append((done, self.now, budgets))
+            for sequence, tree in enumerate(trees):
+                truth: list[int] = []
+                while len(truth) < len(tree) and WRONG not in truth:
+                    truth.append(RIGHT if dice.random() < self.right(done) else WRONG)
+                self.pacer.learn_outcome(sequence, truth, len(tree) - 1)
+                done += len(truth)
+            self.log.append((done, self.now, [len(tree) - 1 for tree in trees]))
         return self
+
+    def _select(self, budgets: list[int]) -> list[TokenTree]:
+        trees = [_chain(budget, "x") for budget in budgets]
+        return trees if self.fixed is not None else _selected(self.pacer, trees)
 
     def speed(self, after: int = 0) -> float:
         """Tokens a second once ``after`` tokens are there."""
@@ -179,14 +196,15 @@ def test_two_drafters_are_told_apart() -> None:
     pacer.start(1)
     log = []
     for _ in range(200):
-        budgets = pacer.budgets([(0, "good", 4), (1, "bad", 4)])
-        log.append(budgets)
-        pacer.learn_step(2 + sum(budgets), 1 + 0.1 * sum(budgets))
+        budgets = pacer.budgets([Wish(0, "good", 4), Wish(1, "bad", 4)])
+        trees = _selected(pacer, [_chain(budgets[0], "good"), _chain(budgets[1], "bad")])
+        log.append([len(tree) - 1 for tree in trees])
+        pacer.learn_step(sum(map(len, trees)), 0.8 + 0.1 * sum(map(len, trees)))
         for sequence, name in enumerate(("good", "bad")):
             if budgets[sequence]:
                 pacer.learn_draft(name, budgets[sequence], budgets[sequence], 0.01)
-        pacer.learn_outcome(0, budgets[0], False)
-        pacer.learn_outcome(1, 0, budgets[1] > 0)
+        pacer.learn_outcome(0, [RIGHT] * len(trees[0]), len(trees[0]) - 1)
+        pacer.learn_outcome(1, [WRONG], len(trees[1]) - 1)
     late = log[100:]
     assert sum(good == 4 for good, _ in late) > 90
     assert sum(bad for _, bad in late) < 10
@@ -197,12 +215,12 @@ def test_a_drafter_that_takes_long_and_says_nothing_is_put_to_rest() -> None:
     pacer.start(0)
     asked = 0
     for _ in range(200):
-        (budget,) = pacer.budgets([(0, "mute", 5)])
+        (budget,) = pacer.budgets([Wish(0, "mute", 5)])
         pacer.learn_step(1, 1.0)
         if budget:
             asked += 1
             pacer.learn_draft("mute", budget, 0, 0.5)
-        pacer.learn_outcome(0, 0, False)
+        pacer.learn_outcome(0, [RIGHT], 0)
     assert asked < 20
 
 
@@ -227,9 +245,10 @@ def test_budgets_stay_between_nothing_and_the_ceiling(
         pacer.learn_step(count, seconds)
         pacer.learn_draft("x", count, count // 2, seconds)
     for sequence, accepted, missed in outcomes:
-        pacer.learn_outcome(sequence, accepted, missed)
+        pacer.weigh(sequence, _chain(accepted + missed, "x"))
+        pacer.learn_outcome(sequence, [*[RIGHT] * accepted, *[WRONG] * missed], accepted)
     for measured in (True, False):
-        budgets = pacer.budgets([(s, "x", c) for s, c in enumerate(ceilings)], beside, measured)
+        budgets = pacer.budgets([Wish(s, "x", c) for s, c in enumerate(ceilings)], beside, measured)
         assert len(budgets) == len(ceilings)
         assert all(0 <= budget <= ceiling for budget, ceiling in zip(budgets, ceilings, strict=True))
 
@@ -243,7 +262,8 @@ def test_rounds_without_drafts_teach_nothing_and_cut_ones_only_what_they_saw() -
     pacer = Pacer()
     pacer.start(0)
     for _ in range(50):
-        pacer.learn_outcome(0, 0, False)
+        pacer.weigh(0, _chain(0, "x"))
+        pacer.learn_outcome(0, [RIGHT], 0)
     assert pacer._states[0].survival == Survival()
 
 
@@ -327,7 +347,7 @@ def test_the_engine_tells_the_pacer_what_it_needs(right: bool, lag: int) -> None
     for mine, reference in zip((sequence, beside, fixed), expected, strict=True):
         same(mine, reference)
     if right:
-        assert drafter.asked.count(5) > 0.85 * len(drafter.asked)
+        assert drafter.asked.count(5) > 0.8 * len(drafter.asked)
         assert sequence.record.steps < 40
     else:
         assert sum(drafter.asked[20:]) < 12

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
-    from torch import Tensor
-
     from paceline.drafters import Drafter
     from paceline.pacer import Pacer
     from paceline.request import Sequence
@@ -117,7 +115,7 @@ class Drafting:
         return usable
 
     def _checked(self, sequence: Sequence, tree: TokenTree, budget: int) -> TokenTree:
-        """The tree within its budget, if it is one that can be verified.
+        """The tree, if it is one that can be verified.
 
         Raises:
             DrafterError: it is not; or it is too large, and was drawn so that nothing of it may be dropped.
@@ -125,10 +123,8 @@ class Drafting:
         tree.check(self._vocab_size)
         if tree.tokens[0] != sequence.tokens[-1]:
             raise DrafterError("the root of a token tree is the last committed token.")
-        rule, dropping = sequence.choose.rule, sequence.choose.dropping
-        if dropping is not None:
-            return tree.best(budget + 1, dropping)
-        if len(tree) > budget + 1:
+        rule = sequence.choose.rule
+        if len(tree) > budget + 1 and sequence.choose.dropping is None:
             raise DrafterError(f"{len(tree) - 1} nodes were drawn where {budget} were asked for.")
         if rule is not None and rule.sampled:
             tree.check_drawn(self._vocab_size)
@@ -210,10 +206,10 @@ def _of_piece(piece: Piece, scores: Scores, row: int) -> Outcome:
     )
 
 
-def _scored(sequence: Sequence, tree: TokenTree, scores: Scores, row: int) -> list[tuple[tuple[int, ...], Tensor]]:
+def _scored(sequence: Sequence, tree: TokenTree, scores: Scores, row: int) -> list[tuple[tuple[int, ...], list[int]]]:
     """Each scored row's path below the root and its best ids, where the drafter declares top-k."""
     top = sequence.drafter.needs.top_k if sequence.drafter else 0
     if not top:
         return []
-    best = sample.top(scores.logits[row : row + len(tree)], top)
+    best: list[list[int]] = sample.top(scores.logits[row : row + len(tree)], top).tolist()
     return [(tuple(tree.tokens[n] for n in tree.path(node)[1:]), best[node]) for node in range(len(tree))]

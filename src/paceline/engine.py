@@ -16,11 +16,11 @@ from paceline.batch import Rows
 from paceline.choose import Chooser
 from paceline.drafting import Drafting, features
 from paceline.errors import PacelineError
-from paceline.pacer import Pacer
+from paceline.pacer import Pacer, Wish
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
 from paceline.scheduler import Scheduler
-from paceline.tree import TokenTree
+from paceline.tree import Dropping, TokenTree
 from paceline.verify import Verdict, Verifier
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Decode:
-    """One sequence's part of a pass: its tree, of at most ``budget`` drafted nodes."""
+    """One sequence's part of a pass."""
 
     sequence: Sequence
     tree: TokenTree
-    budget: int
 
 
 @dataclass
@@ -121,7 +120,7 @@ class Engine:
             delivered=len(tokens),
         )
         self.scheduler.add(sequence)
-        self.pacer.start(sequence.id)
+        self.pacer.start(sequence.id, request.cache_salt)
         try:
             self.drafting.start(sequence)
         except BaseException as error:
@@ -187,28 +186,46 @@ class Engine:
         """A tree for each decoding sequence: the root alone unless drafting pays."""
         sequences = [sequence for sequence, _ in plan.decodes]
         ceilings = [
-            min(room, sequence.request.speculation.num_speculative_tokens) if sequence.drafter else 0
+            min(room, sequence.request.speculation.ceiling) if sequence.drafter else 0
             for sequence, room in plan.decodes
         ]
         budgets = self._budgets(sequences, ceilings, not plan.pieces)
         trees = self.drafting.propose(zip(sequences, budgets, strict=True))
-        decodes = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            tree = trees.get(sequence.id) or TokenTree.root(sequence.tokens[-1])
-            decodes.append(_Decode(sequence, tree, budget))
-            sequence.in_flight += budget + 1
+        self._select(sequences, ceilings, trees)
+        decodes = [_Decode(s, trees.get(s.id) or TokenTree.root(s.tokens[-1])) for s in sequences]
+        for decode in decodes:
+            decode.sequence.in_flight += len(decode.tree)
         return decodes
 
+    def _select(self, sequences: Seq[Sequence], ceilings: Seq[int], trees: dict[int, TokenTree]) -> None:
+        """Cut the trees to what is allowed and pays, where the rule of acceptance grants that."""
+        paced: list[tuple[int, TokenTree]] = []
+        beside = 0
+        for sequence, ceiling in zip(sequences, ceilings, strict=True):
+            tree, dropping = trees.get(sequence.id), sequence.choose.dropping
+            if tree is not None:
+                self.pacer.weigh(sequence.id, tree)
+                if dropping is not None:
+                    tree = trees[sequence.id] = tree.best(ceiling + 1, dropping)
+            if tree is not None and dropping is not None and sequence.request.paced:
+                paced.append((sequence.id, tree))
+            else:
+                beside += 1 if tree is None else len(tree)
+        if paced:
+            chosen = self.pacer.select(paced, beside, Dropping())
+            trees.update((number, tree) for (number, _), tree in zip(paced, chosen, strict=True))
+
     def _budgets(self, sequences: Seq[Sequence], ceilings: Seq[int], measured: bool) -> list[int]:
-        paced: list[tuple[int, str, int]] = []
+        paced: list[Wish] = []
         beside = 0
         for sequence, ceiling in zip(sequences, ceilings, strict=True):
             if sequence.drafter and sequence.request.paced:
-                paced.append((sequence.id, sequence.drafter.name, ceiling))
+                drafter = sequence.drafter
+                paced.append(Wish(sequence.id, drafter.name, ceiling, drafter.needs.cost))
             else:
                 beside += 1 + ceiling
         budgets = self.pacer.budgets(paced, beside, measured)
-        chosen = {wish[0]: budget for wish, budget in zip(paced, budgets, strict=True)}
+        chosen = {wish.sequence: budget for wish, budget in zip(paced, budgets, strict=True)}
         return [chosen.get(s.id, ceiling) for s, ceiling in zip(sequences, ceilings, strict=True)]
 
     def _forward(self, decodes: Seq[_Decode], pieces: Seq[Piece]) -> Scores:
@@ -284,7 +301,7 @@ class Engine:
         for decode, verdict in done.decodes:
             if decode.sequence.error is not None:
                 continue
-            self.pacer.learn_outcome(decode.sequence.id, len(verdict.path) - 1, verdict.missed)
+            self.pacer.learn_outcome(decode.sequence.id, verdict.tokens, len(decode.tree) - 1)
 
     def _deliver(self, done: _Pass) -> list[Sequence]:
         """Take over what a pass committed: text, stop rules, records, all cut at one and the same token."""
@@ -294,7 +311,7 @@ class Engine:
                 sequence.record.seconds.add(done.seconds, 1 / len(done.sequences))
         for decode, verdict in done.decodes:
             sequence = decode.sequence
-            sequence.in_flight -= decode.budget + 1
+            sequence.in_flight -= len(decode.tree)
             if sequence.finish_reason is None:
                 emitted = self._emit(sequence, decode.tree, verdict, sequence.record.steps + 1)
                 accepted = min(len(verdict.path) - 1, emitted)

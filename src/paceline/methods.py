@@ -26,10 +26,8 @@ def find(name: str) -> Method:
 
 
 def chosen(speculation: Speculation) -> str:
-    """The method that is meant: a draft model where "auto" comes with one."""
-    if speculation.method != "auto":
-        return speculation.method
-    return "draft_model" if speculation.named else "ngram"
+    """The method that is meant: "auto" is the cascade of what is at hand."""
+    return "cascade" if speculation.method == "auto" else speculation.method
 
 
 def check(speculation: Speculation) -> None:
@@ -40,14 +38,23 @@ def check(speculation: Speculation) -> None:
     """
     name = chosen(speculation)
     _check_rule(name, speculation)
-    model = find(name).model
+    method = find(name)
+    model = method.model
+    if speculation.random and "random" not in method.options:
+        raise OptionError(f"method {name!r} has no head whose weights could be random; leave random out.")
+    if not method.trees and isinstance(speculation.tree, int) and speculation.tree > 1:
+        raise OptionError(f"method {name!r} drafts chains, and tree is {speculation.tree}; take tree 'none'.")
     if model == "none" and speculation.named:
         option = "draft_layers" if speculation.model is None else "model"
         raise OptionError(f"method {name!r} drafts without {option}; leave it out, or use 'draft_model'.")
-    if model == "needed" and not speculation.named:
+    if speculation.draft_layers is not None and "draft_layers" not in method.options:
+        raise OptionError(f"method {name!r} drafts without draft_layers; leave it out, or use 'draft_model'.")
+    if model == "needed" and not (speculation.named or speculation.random):
         raise OptionError(
-            "method 'draft_model' needs a draft model: name one of the same tokenizer with model=..., "
-            "or take the target's own first layers with draft_layers=..."
+            "method 'draft_model' needs a draft model: name one with model=..., or take the target's own first layers "
+            "with draft_layers=..."
+            if "draft_layers" in method.options
+            else f"method {name!r} needs a head that was trained for the target: name its checkpoint with model=..."
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from paceline import methods
 from paceline.errors import OptionError
+from paceline.shape import TreeShape
 from paceline.tree import MAX_NODES
 
 T = TypeVar("T")
@@ -121,6 +122,8 @@ OTHER_METHODS = (
 )
 RULES = ("coupled", "ratio", "block", "recursive", "traversal", "typical")
 OTHER_RULES = ("strict",)
+_FIXED = 5  # drafts of a step where neither their number is given nor the pacer asked
+VOCABULARIES = ("auto", "same", "intersection", "retokenized")
 CHAIN_RULES = ("ratio", "block")
 OFF = ("off", "none", "plain")
 ALIAS = "num_draft_tokens"
@@ -170,14 +173,18 @@ class Speculation:
         enabled: False is plain decoding.
         method: "auto", or one of :func:`paceline.methods.names`.
         model: the draft model or the checkpoint of a head: a name, a hub id, a folder or a file.
-        num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted;
-            with ``adaptive`` false their fixed number. 1 to 63; 0 is plain decoding.
+        num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted, 1 to 63;
+            with ``adaptive`` false their fixed number. 0 is plain decoding. Left out there are as many as pay, and
+            without ``adaptive`` 5.
         adaptive: draft fewer, or none, where it does not pay.
         rule: how drafts are accepted. "coupled" keeps every token as it is without speculation. "ratio" and "block"
             (chains), "recursive" and "traversal" (trees) keep the target's distribution, for drafts that are drawn from
             probabilities. "typical" is lossy.
-        tree: "auto" (the method's own best), "none" (a chain), or a width.
+        tree: "auto" (the method's own best), "none" (a chain), a width, or a file that holds a tree.
         draft_layers: how many of the target's own first layers are its draft model.
+        vocabulary: how a draft model of another tokenizer is understood: "intersection" (the tokens that both have),
+            "retokenized" (its text, in the target's tokens), "auto" (the better of them), "same" (not at all).
+        random: take a head of random weights in the place of a trained one; for tests.
         prompt_lookup_min: the shortest n-gram that is looked up.
         prompt_lookup_max: the longest.
         suffix_decoding_max_tree_depth: the longest run of tokens that "suffix" counts, what it drafts included.
@@ -192,11 +199,13 @@ class Speculation:
     enabled: bool = True
     method: str = "auto"
     model: str | None = None
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int | None = None
     adaptive: bool = True
     rule: str = "coupled"
     tree: str | int = "auto"
     draft_layers: int | None = None
+    vocabulary: str = "auto"
+    random: bool = False
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 64
@@ -212,13 +221,15 @@ class Speculation:
         flag("adaptive", self.adaptive)
         choice("method", self.method, ("auto", *methods.names()), OTHER_METHODS)
         choice("rule", self.rule, RULES, OTHER_RULES)
+        choice("vocabulary", self.vocabulary, VOCABULARIES)
+        flag("random", self.random)
         self._check_numbers()
         self._check_draft()
         self._check_tree()
 
     def _check_numbers(self) -> None:
-        drafts = integer("num_speculative_tokens", self.num_speculative_tokens, 0)
-        if drafts >= MAX_NODES:
+        drafts = self.num_speculative_tokens
+        if drafts is not None and integer("num_speculative_tokens", drafts, 0) >= MAX_NODES:
             raise OptionError(f"num_speculative_tokens is {drafts}; a token tree has room for {MAX_NODES - 1} at most.")
         integer("prompt_lookup_min", self.prompt_lookup_min, 1)
         integer("prompt_lookup_max", self.prompt_lookup_max, 1)
@@ -232,7 +243,7 @@ class Speculation:
         integer("lookahead_window", self.lookahead_window, 1)
         integer("lookahead_ngram", self.lookahead_ngram, 2)
         integer("lookahead_guesses", self.lookahead_guesses, 1)
-        if not drafts:
+        if drafts == 0:
             object.__setattr__(self, "enabled", False)
 
     def _check_draft(self) -> None:
@@ -244,14 +255,17 @@ class Speculation:
             raise OptionError("model and draft_layers exclude each other; leave one of them out.")
 
     def _check_tree(self) -> None:
-        if isinstance(self.tree, str):
-            if self.tree not in ("auto", "none"):
-                raise OptionError(
-                    f"tree is {self.tree!r}; trees from a file are not part of this version: "
-                    "use 'auto', 'none' or a width."
-                )
-        else:
+        if not isinstance(self.tree, str):
             integer("tree", self.tree, 1, MAX_NODES - 1)
+        else:
+            TreeShape.of(self.tree)
+
+    @property
+    def ceiling(self) -> int:
+        """The most drafted tokens of one sequence and step."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return MAX_NODES - 1 if self.adaptive else _FIXED
 
     @property
     def named(self) -> bool:

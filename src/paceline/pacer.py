@@ -7,19 +7,30 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from paceline.calibration import Calibration, Judge
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from paceline.drafters import Cost
+    from paceline.tree import Dropping, TokenTree
 
 
 _FORGET = 0.95  # a judgement counts half after 14 more of its kind
 _PRIOR_WEIGHT = 4.0
 _PRIOR = 0.6
-_ROW_GUESS = 0.03  # what one more row adds to a step until it has been measured, in parts of the one-row step
-_PLAIN_SAMPLES = 2  # a first step is often a cold one
+_ROW_GUESS = 0.05  # what one more row adds to a step until it has been measured, in parts of the one-row step
+_PLAIN_SAMPLES = 2
 _PLAIN_EVERY = 100  # steps after which the cost of a step without drafts is measured afresh
 _MORE_EVERY = 32  # steps after which one node more than seems best is tried
 _REST = 24  # steps without drafts after which a drafter at rest is tried with one node
 _LONGEST_REST = 96
+_SOON = 2
+_AHEAD = 8  # a lookup is asked for so many nodes, and for so many times as many as were worth verifying of late
+_AMPLE = 2
+_FADE = 0.9
+_LIKELY = 0.3
+_KEYS = 64  # isolation keys whose calibration is remembered, those used last
 _TICK = 1e-9  # seconds; no step takes less, whatever a coarse clock says
 
 
@@ -41,7 +52,8 @@ class RowCost:
         seconds = max(seconds, _TICK)
         known = self.seconds.get(rows)
         if known is not None:
-            self.seconds[rows] = _towards(known, seconds)
+            first_again = self.samples[rows] == 1 and seconds < known  # the first step of a kind is often a cold one
+            self.seconds[rows] = seconds if first_again else _towards(known, seconds)
         else:
             # Without a sample of its own a count is judged by its neighbours: a step that was interrupted says little.
             self.seconds[rows] = min(seconds, 2 * self(rows)) if self._rows else seconds
@@ -110,12 +122,15 @@ class Survival:
 
 @dataclass
 class _State:
-    """``rested`` steps without a draft, of at most ``rest``; ``drafting`` steps with fewer than allowed."""
+    """``rested`` steps without a draft, of at most ``rest``; ``drafting`` steps with fewer than allowed; ``kept``, the
+    most nodes that were worth verifying of late."""
 
+    judge: Judge
     survival: Survival = field(default_factory=Survival)
     rested: int = 0
     rest: int = _REST
     drafting: int = 0
+    kept: float = 0.0
 
 
 @dataclass
@@ -127,10 +142,24 @@ class _Price:
 
 
 @dataclass(frozen=True)
+class Wish:
+    """A sequence that may draft: with which drafter, what kind of cost that has, and the most nodes."""
+
+    sequence: int
+    drafter: str
+    ceiling: int
+    cost: Cost = "level"
+
+
+@dataclass(frozen=True)
 class _Node:
     place: int
     alive: float
     price: _Price
+
+
+_SUNK = _Price()
+"""Of drafts that are there already."""
 
 
 class Pacer:
@@ -151,32 +180,73 @@ class Pacer:
         self.rows = RowCost()
         self._prices: dict[str, _Price] = {}
         self._since_plain: dict[int, int] = {}
+        self._cut = 0
+        self._calibrations: dict[str | None, Calibration] = {}
 
-    def start(self, sequence: int) -> None:
-        self._states[sequence] = _State()
+    def start(self, sequence: int, cache_salt: str | None = None) -> None:
+        """Take a sequence on; what is learned of drafts from it serves others of the same isolation key."""
+        shared = self._calibrations.pop(cache_salt, None) or Calibration()
+        self._calibrations[cache_salt] = shared
+        while len(self._calibrations) > _KEYS:
+            del self._calibrations[next(iter(self._calibrations))]
+        self._states[sequence] = _State(Judge(shared))
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
 
-    def budgets(self, wanted: Sequence[tuple[int, str, int]], beside: int = 0, measured: bool = True) -> list[int]:
-        """How many nodes each of ``wanted`` (sequence, drafter, ceiling) may draft; ceilings of 0 stay 0.
+    def budgets(self, wanted: Sequence[Wish], beside: int = 0, measured: bool = True) -> list[int]:
+        """How many nodes each of ``wanted`` may draft; ceilings of 0 stay 0.
 
+        A lookup may always draft: of what it gives :meth:`select` keeps what pays.
         ``beside`` is how many rows the step takes whatever is chosen, besides one for each of ``wanted``;
         ``measured`` whether its time will be learned.
         """
         plain = len(wanted) + beside
-        if measured and any(ceiling for _, _, ceiling in wanted) and self._plain_is_due(plain):
+        if measured and any(wish.ceiling for wish in wanted) and self._plain_is_due(plain):
             return [0] * len(wanted)
         nodes = [
-            _Node(place, alive, self._prices.get(drafter, _Price()))
-            for place, (sequence, drafter, ceiling) in enumerate(wanted)
-            for alive in self._states[sequence].survival.alive(ceiling)
+            _Node(place, alive, self._prices.get(wish.drafter, _Price()))
+            for place, wish in enumerate(wanted)
+            if wish.cost != "lookup"
+            for alive in self._states[wish.sequence].survival.alive(wish.ceiling)
         ]
         nodes.sort(key=lambda node: -node.alive)
         budgets = [0] * len(wanted)
         for node in nodes[: self._best_prefix(plain, nodes)]:
             budgets[node.place] += 1
-        return [self._explore(w, budget) for w, budget in zip(wanted, budgets, strict=True)]
+        return [self._explore(wish, budget) for wish, budget in zip(wanted, budgets, strict=True)]
+
+    def select(self, proposals: Sequence[tuple[int, TokenTree]], beside: int, by: Dropping) -> list[TokenTree]:
+        """The parts of proposed trees that are worth their rows.
+
+        Args:
+            proposals: sequence and tree, weighed by :meth:`weigh`.
+            beside: how many rows the step takes whatever is chosen, besides the roots of the trees.
+            by: the liberty to drop the rest.
+        """
+        nodes = [_Node(place, alive, _SUNK) for place, (_, tree) in enumerate(proposals) for alive in tree.survival[1:]]
+        nodes.sort(key=lambda node: -node.alive)
+        best = self._best_prefix(len(proposals) + beside, nodes)
+        kept = [1] * len(proposals)
+        if best < len(nodes):
+            best += self._one_more(len(proposals) + beside + best, nodes[best].alive)
+        for node in nodes[:best]:
+            kept[node.place] += 1
+        for (sequence, _), count in zip(proposals, kept, strict=True):
+            state = self._states[sequence]
+            state.kept = max(count - 1.0, _FADE * state.kept)
+        return [tree.best(count, by) for (_, tree), count in zip(proposals, kept, strict=True)]
+
+    def weigh(self, sequence: int, tree: TokenTree) -> None:
+        """Put calibrated estimates in the place of a proposed tree's own."""
+        self._states[sequence].judge.weigh(tree)
+
+    def _one_more(self, rows: int, alive: float) -> int:
+        """Whether to take one row more than seems best, for what its time tells: now and then, and where it may well be
+        right while what such a step takes has hardly been measured."""
+        self._cut += 1
+        unknown = self.rows.samples.get(rows + 1, 0) < _PLAIN_SAMPLES and alive > _LIKELY
+        return int(unknown or self._cut % _MORE_EVERY == 0)
 
     def _plain_is_due(self, rows: int) -> bool:
         """Whether a step of ``rows`` rows without drafts is worth its while for what it tells."""
@@ -198,11 +268,12 @@ class Pacer:
                 best, best_rate = count, rate
         return best
 
-    def _explore(self, wanted: tuple[int, str, int], budget: int) -> int:
+    def _explore(self, wish: Wish, budget: int) -> int:
         """What is chosen, or now and then the next larger choice."""
-        sequence, _, ceiling = wanted
-        state = self._states[sequence]
-        if budget == ceiling:
+        state = self._states[wish.sequence]
+        if wish.cost == "lookup":
+            return min(wish.ceiling, _AHEAD + int(_AMPLE * state.kept))
+        if budget == wish.ceiling:
             return budget
         if budget:
             state.rested, state.rest = 0, _REST
@@ -228,11 +299,13 @@ class Pacer:
             price.seconds = _towards(price.seconds, seconds / asked)
             price.given += 0.2 * (given / asked - price.given)
 
-    def learn_outcome(self, sequence: int, accepted: int, missed: bool) -> None:
-        """So many drafts in a row were accepted, then one ``missed`` or no more were offered."""
-        if not (accepted or missed):
-            return
+    def learn_outcome(self, sequence: int, tokens: Sequence[int], verified: int) -> None:
+        """These tokens follow the root of the tree that was proposed last, of which so many nodes were verified."""
         state = self._states[sequence]
-        state.survival.learn(accepted, missed)
-        # One that was right when tried is tried again at once; one that was wrong rests longer each time.
-        state.rest = 1 if accepted else min(max(2 * state.rest, _REST), _LONGEST_REST)
+        right, missed = state.judge.learn(tokens)
+        if not (right or missed):
+            return
+        state.survival.learn(right, missed)
+        # One that was right is tried again at once, or soon where its drafts were not worth their rows; one that was
+        # wrong rests longer each time.
+        state.rest = (1 if verified else _SOON) if right else min(max(2 * state.rest, _REST), _LONGEST_REST)

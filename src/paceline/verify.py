@@ -76,9 +76,10 @@ def _coupled(choose: Chooser, tree: TokenTree, logits: Tensor) -> Outcome:
     """Walk down from the root while the target's own token is among the children."""
     nodes = [0]
     path: list[int] = []
+    places = {(tree.parents[node], tree.tokens[node]): node for node in range(1, len(tree))}
     while True:
         token = choose(logits[nodes[-1]], path)
-        following = next((child for child in tree.children(nodes[-1]) if tree.tokens[child] == token), None)
+        following = places.get((nodes[-1], token))
         if following is None:
             return Outcome(nodes, token)
         nodes.append(following)

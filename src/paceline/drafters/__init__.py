@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from paceline.tree import Drawn, Dropping, TokenTree
 
 
+Cost = Literal["level", "block", "lookup"]
+
+
 @dataclass(frozen=True)
 class Needs:
     """What the engine must deliver to a drafter; declared, so that nothing is guessed.
@@ -29,10 +32,12 @@ class Needs:
         features: layers whose input (residual stream) is wanted for every committed row; the number of layers
             itself asks for what the final norm reads.
         top_k: how many of the best target tokens are wanted for every scored row, 0 for none.
+        cost: what drafting costs: a pass of a model for each level of a tree or for a whole block, or next to nothing.
     """
 
     features: tuple[int, ...] = ()
     top_k: int = 0
+    cost: Cost = "level"
 
 
 class Draw(Protocol):
@@ -105,7 +110,7 @@ class Outcome:
     accepted: int
     token: int | None
     features: dict[int, Tensor] = field(default_factory=dict)
-    scored: Sequence[tuple[tuple[int, ...], Tensor]] = ()
+    scored: Sequence[tuple[tuple[int, ...], list[int]]] = ()
 
 
 class Drafter(Protocol):
@@ -180,8 +185,8 @@ class Method:
     Attributes:
         make: makes it.
         options: the options that it is made from: requests that agree in them share a drafter.
-        model: whether it drafts with a checkpoint that ``model`` names: "none" refuses one, "needed" refuses to be
-            without.
+        model: whether it drafts with a checkpoint that ``model`` names, or with a part of the target: "none" refuses
+            one, "needed" refuses to be without.
         sampled: whether its drafts are drawn from probabilities of its own, in draw order and none of them dropped, as
             rules that compare those with the target's demand.
         trees: whether ``tree`` can make it draft more than chains.
@@ -189,6 +194,6 @@ class Method:
 
     make: Callable[[Speculation, Surroundings], Drafter]
     options: tuple[str, ...] = ()
-    model: Literal["none", "needed"] = "none"
+    model: Literal["none", "optional", "needed"] = "none"
     sampled: bool = False
     trees: bool = False

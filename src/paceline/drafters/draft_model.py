@@ -8,7 +8,7 @@ agree as often as they can.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.acceptance import RULES
 from paceline.batch import Rows
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.bridges import Bridge, Reading
+    from paceline.bridges import Bridge, Kind, Reading
     from paceline.drafters import Surroundings
     from paceline.options import Speculation
     from paceline.pages import PagePool
@@ -299,6 +299,7 @@ def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
             Tokenizer.from_parts(draft.tokenizer),
             target_rows=target.decoder.vocab_size,
             draft_rows=model.vocab_size,
+            kind=cast("Kind", speculation.vocabulary),
             sampled=rule is not None and rule.sampled,
         )
     return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len, vocabularies, tree)
@@ -306,7 +307,7 @@ def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
 
 METHOD = Method(
     _make,
-    options=("model", "draft_layers", "tree", "rule"),
+    options=("model", "draft_layers", "tree", "rule", "vocabulary"),
     model="needed",
     sampled=True,
     trees=True,

@@ -115,7 +115,7 @@ class LookaheadDrafter:
     """Trees of a window that iterates and of the n-grams that it found; nothing outlives its request."""
 
     name = "lookahead"
-    needs = Needs(top_k=1)
+    needs = Needs(top_k=1, cost="lookup")
 
     def __init__(self, window: int = 7, level: int = 5, guesses: int = 7) -> None:
         """Look ahead with W = ``window`` columns, n-grams of N = ``level`` tokens and G = ``guesses`` of them a step.
@@ -175,7 +175,7 @@ class LookaheadDrafter:
         """Take the target's own next token after each column; pieces of a prompt have no scored rows."""
         for outcome in outcomes:
             if outcome.scored:
-                best = {path: int(ids[0]) for path, ids in outcome.scored}
+                best = {path: ids[0] for path, ids in outcome.scored}
                 self._iterate(self._windows[outcome.id], outcome.rows[0], best)
 
     def _iterate(self, window: _Window, root: int, best: Mapping[tuple[int, ...], int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.drafters import Method, Needs, Outcome, Surroundings, View
-from paceline.drafters._chain import fading_chain
 from paceline.errors import DrafterError
 from paceline.tree import TokenTree
 
@@ -33,7 +32,7 @@ class NgramDrafter:
     """Chains copied from the sequence's own past, with no model at all."""
 
     name = "ngram"
-    needs = Needs()
+    needs = Needs(cost="lookup")
 
     def __init__(self, shortest: int = 2, longest: int = 5) -> None:
         """Match at least ``shortest`` and at most ``longest`` tokens.
@@ -79,15 +78,17 @@ class NgramDrafter:
         tokens = view.tokens
         index = self._indices[view.id]
         self._extend(index, tokens, len(tokens))
-        place = self._find(index, tokens) if budget else None
-        if place is None:
+        found = self._find(index, tokens) if budget else None
+        if found is None:
             return TokenTree.root(tokens[-1])
+        place, size = found
         # A continuation that runs into the end of the sequence goes on with what it has copied: a period repeats.
         drafts = list(tokens[place : place + budget])
         period = len(tokens) - place
         while len(drafts) < budget:
             drafts.append(drafts[len(drafts) - period])
-        return fading_chain(tokens[-1], drafts, self.name)
+        survival = [size / (size + depth) for depth in range(1, budget + 1)]
+        return TokenTree.chain(tokens[-1], drafts, survival, self.name)
 
     def _extend(self, index: _Index, tokens: Sequence[int], length: int) -> None:
         """Note for every n-gram that ends before ``length - 1`` where it is continued."""
@@ -98,12 +99,13 @@ class NgramDrafter:
                     places[tuple(tokens[end - size : end])] = end
         index.length = max(index.length, length)
 
-    def _find(self, index: _Index, tokens: Sequence[int]) -> int | None:
+    def _find(self, index: _Index, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Where the longest n-gram at the end was last continued, and its length."""
         for size in self._sizes:
             if size < len(tokens):
                 place = index.places.get(tuple(tokens[-size:]))
                 if place is not None:
-                    return place
+                    return place, size
         return None
 
 

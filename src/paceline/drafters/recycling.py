@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from paceline.drafters import Method, Needs, Outcome, Surroundings, View
 from paceline.errors import OptionError
@@ -28,7 +27,7 @@ WIDTH = 8
 """How many successors of a token are kept."""
 
 # How often the successor of each rank is right; the order of growth follows from it, the pacer corrects the rest.
-_CHANCES = (0.5, 0.13, 0.07, 0.05, 0.04, 0.03, 0.025, 0.02)
+_CHANCES = (0.45, 0.1, 0.05, 0.035, 0.025, 0.02, 0.015, 0.01)
 _SPARE = 2  # shapes are so many times larger than a tree, for the places of tokens that were never seen
 _TABLES = 16
 
@@ -38,28 +37,18 @@ class _Shape:
     """A tree without its tokens, the nodes that matter most first; node 0 is the root.
 
     Attributes:
-        parents, ranks: of each node, int64 [N]; the root's count for nothing.
+        parents, ranks: of each node; the root's count for nothing.
         survival: the estimated chance of each node.
-        levels: the nodes of each depth below the root, int64.
     """
 
-    parents: NDArray[np.int64]
-    ranks: NDArray[np.int64]
-    survival: NDArray[np.float64]
-    levels: tuple[NDArray[np.int64], ...]
+    parents: Sequence[int]
+    ranks: Sequence[int]
+    survival: Sequence[float]
 
     @classmethod
     def likeliest(cls, width: int) -> _Shape:
         """The likeliest nodes where every node has ``width`` children, with some to spare."""
-        return cls.of(*best_first([_CHANCES[:width]], _SPARE * MAX_NODES))
-
-    @classmethod
-    def of(cls, parents: Sequence[int], ranks: Sequence[int], survival: Sequence[float]) -> _Shape:
-        depths = np.zeros(len(parents), np.int64)
-        for node, parent in enumerate(parents[1:], 1):
-            depths[node] = depths[parent] + 1
-        levels = [np.flatnonzero(depths == depth) for depth in range(1, int(depths.max()) + 1)]
-        return cls(np.array([0, *parents[1:]]), np.array(ranks), np.array(survival), tuple(levels))
+        return cls(*best_first([_CHANCES[:width]], _SPARE * MAX_NODES))
 
 
 class RecyclingDrafter:
@@ -81,7 +70,7 @@ class RecyclingDrafter:
         Raises:
             OptionError: a node of the shape has more children than successors are kept.
         """
-        self.needs = Needs(top_k=min(WIDTH, vocab_size))
+        self.needs = Needs(top_k=min(WIDTH, vocab_size), cost="lookup")
         self._vocab_size = vocab_size
         self._shape = self._filled(shape) if shape else _Shape.likeliest(min(width, self.needs.top_k))
         self._limit = tables
@@ -94,7 +83,7 @@ class RecyclingDrafter:
                 f"the tree gives a node {shape.width} children, and recycling knows {self.needs.top_k} successors of a "
                 "token; leave out the others."
             )
-        return _Shape.of(shape.parents, shape.ranks, shape.survival([_CHANCES]))
+        return _Shape(shape.parents, shape.ranks, shape.survival([_CHANCES]))
 
     def start(self, view: View, valid: int) -> None:
         self._keys[view.id] = view.cache_salt
@@ -121,7 +110,7 @@ class RecyclingDrafter:
             table = self._table(self._keys[outcome.id])
             if outcome.scored:
                 tokens = [path[-1] if path else outcome.rows[0] for path, _ in outcome.scored]
-                table[tokens] = torch.stack([ids for _, ids in outcome.scored]).numpy()
+                table[tokens] = [ids for _, ids in outcome.scored]
             else:
                 text = np.array([*outcome.rows, *([] if outcome.token is None else [outcome.token])])
                 new = np.flatnonzero(table[text[:-1], 0] == self._vocab_size)
@@ -141,20 +130,21 @@ class RecyclingDrafter:
         return table
 
     def _tree(self, view: View, budget: int) -> TokenTree:
-        shape, table = self._shape, self._table(view.cache_salt)
-        tokens = np.full(len(shape.parents), self._vocab_size)
-        tokens[0] = view.tokens[-1]
-        for level in shape.levels[:budget]:
-            tokens[level] = table[tokens[shape.parents[level]], shape.ranks[level]]
-        # Where a token was never seen, no node below it is known either, and the next likeliest ones move up.
-        known = np.flatnonzero(tokens != self._vocab_size)[: budget + 1]
-        parents = np.searchsorted(known, shape.parents[known])
-        return TokenTree(
-            tokens[known].tolist(),
-            [-1, *parents[1:].tolist()],
-            shape.survival[known].tolist(),
-            ["target", *[self.name] * (len(known) - 1)],
-        )
+        """Fill the shape; where a token was never seen no node below it is known, and the next ones move up."""
+        successor = self._table(view.cache_salt).item
+        tree = TokenTree.root(view.tokens[-1])
+        place: dict[int, int] = {0: 0}
+        shape = zip(self._shape.parents, self._shape.ranks, self._shape.survival, strict=True)
+        for node, (above, rank, survival) in enumerate(shape):
+            if len(tree) > budget:
+                break
+            parent = place.get(above) if node else None
+            if parent is None:
+                continue
+            token = successor(tree.tokens[parent], rank)
+            if token != self._vocab_size:
+                place[node] = tree.add(parent, token, survival, self.name)
+        return tree
 
 
 def _make(speculation: Speculation, around: Surroundings) -> RecyclingDrafter:

@@ -120,12 +120,22 @@ class _Draft:
     parents: list[int]
     survival: list[float]
 
+    def trust(self, length: int) -> None:
+        """Temper the shares of counts by how long the run is that was followed: after n tokens in common the next is
+        too in about n of n + 1 cases, and each that comes true makes the run longer."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        self.survival = [
+            chance * length / (length + depth) for chance, depth in zip(self.survival, depths[1:], strict=True)
+        ]
+
 
 class SuffixDrafter:
     """Chains or trees out of the sequence's own past and of earlier answers, with no model at all."""
 
     name = "suffix"
-    needs = Needs()
+    needs = Needs(cost="lookup")
 
     def __init__(
         self,
@@ -214,6 +224,8 @@ class SuffixDrafter:
             draft = self._draft(way.state, way.bound)
             if (promise := (sum(draft.survival), way.length)) > score:
                 best, score = draft, promise
+        if best is not None:
+            best.trust(score[1])
         return best
 
     def _ways(self, longest: State, matched: int, budget: int) -> list[_Way]:

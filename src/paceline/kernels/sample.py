@@ -125,7 +125,8 @@ class SampleKernels:
         place = self.path, rows.data_ptr(), rows.shape[0], rows.stride(0), size
         scores = (ctypes.c_double * count)()
         full = self._top(*place, count, self._room(size), scores, found.data_ptr())
-        found[full:] = plain_race.top(rows[full:], count)
+        if full < rows.shape[0]:
+            found[full:] = plain_race.top(rows[full:], count)
         return found
 
     def shares(self, row: Tensor, options: Filter) -> Tensor:

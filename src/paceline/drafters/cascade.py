@@ -1,0 +1,133 @@
+"""Several drafters at once: exact matches first, learned ones where those are silent or weak, all in one tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline import methods
+from paceline.drafters import Method, Needs
+from paceline.tree import MAX_NODES, TokenTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.drafters import Drafter, Outcome, Surroundings, View
+    from paceline.options import Speculation
+
+LOOKUPS = ("grammar", "prediction", "suffix", "recycling")
+"""What costs next to nothing, the most reliable first: of a node that two of them propose the first is the origin."""
+
+_WEAK = 0.5  # lookups that expect less for the next token leave the step to the learned drafter as well
+
+
+class CascadeDrafter:
+    """Trees merged from those of its members by common prefixes.
+
+    A member sees every sequence from its start and hears of every pass, whether or not it was asked. The drafts that
+    the budget has no room for are the least likely ones, by the estimates of their drafters.
+    """
+
+    name = "cascade"
+
+    def __init__(self, lookups: Sequence[Drafter], learned: Drafter | None = None) -> None:
+        """Ask ``lookups`` in every step, and ``learned`` where they have little to say."""
+        self._lookups = list(lookups)
+        self._learned = learned
+        self._members = [*lookups, *([] if learned is None else [learned])]
+        self.needs = Needs(
+            features=tuple(sorted({layer for member in self._members for layer in member.needs.features})),
+            top_k=max((member.needs.top_k for member in self._members), default=0),
+            cost="lookup" if learned is None else learned.needs.cost,
+        )
+
+    def start(self, view: View, valid: int) -> None:
+        for member in self._members:
+            member.start(view, valid)
+
+    def fork(self, parent: int, child: View) -> None:
+        for member in self._members:
+            member.fork(parent, child)
+
+    def rewind(self, sequence: int, length: int) -> None:
+        for member in self._members:
+            member.rewind(sequence, length)
+
+    def release(self, sequence: int) -> None:
+        for member in self._members:
+            member.release(sequence)
+
+    def length(self, sequence: int) -> int:
+        return min((member.length(sequence) for member in self._members), default=0)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        for member in self._members:
+            member.observe([_for(member, outcome) for outcome in outcomes])
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
+        trees = [TokenTree.root(view.tokens[-1]) for view in views]
+        for member in self._lookups:
+            _merge(trees, member.propose(views, budgets))
+        if self._learned is not None:
+            weak = [place for place, tree in enumerate(trees) if _next(tree) < _WEAK]
+            if weak:
+                given = self._learned.propose([views[place] for place in weak], [budgets[place] for place in weak])
+                _merge([trees[place] for place in weak], given)
+        return trees
+
+
+def _for(member: Drafter, outcome: Outcome) -> Outcome:
+    """What a member has declared of an outcome."""
+    needs = member.needs
+    return replace(
+        outcome,
+        features={layer: outcome.features[layer] for layer in needs.features},
+        scored=[(path, ids[: needs.top_k]) for path, ids in outcome.scored] if needs.top_k else (),
+    )
+
+
+def _next(tree: TokenTree) -> float:
+    """How likely the token after the root is among those that the tree has for it."""
+    return sum(chance for chance, parent in zip(tree.survival, tree.parents, strict=True) if parent == 0)
+
+
+def _merge(trees: Sequence[TokenTree], others: Sequence[TokenTree]) -> None:
+    """Add to each tree what another has beside it, as long as there is room."""
+    for tree, other in zip(trees, others, strict=True):
+        known = {(tree.parents[node], tree.tokens[node]): node for node in range(1, len(tree))}
+        place = {0: 0}
+        for node in range(1, len(other)):
+            parent = place.get(other.parents[node])
+            if parent is None:
+                continue
+            same = known.get((parent, other.tokens[node]))
+            if same is None and len(tree) < MAX_NODES:
+                survival = min(other.survival[node], tree.survival[parent])
+                same = tree.add(parent, other.tokens[node], survival, other.origin[node])
+                known[parent, other.tokens[node]] = same
+            if same is not None:
+                place[node] = same
+
+
+def _make(speculation: Speculation, around: Surroundings) -> CascadeDrafter:
+    lookups = [around.drafter(_options(speculation, name)) for name in LOOKUPS]
+    learned = around.drafter(replace(speculation, method="draft_model")) if speculation.named else None
+    return CascadeDrafter(lookups, learned)
+
+
+def _options(speculation: Speculation, name: str) -> Speculation:
+    """The options of a member that drafts without a model; ``tree`` is for those that can."""
+    tree = speculation.tree if methods.find(name).trees else "auto"
+    return replace(speculation, method=name, model=None, draft_layers=None, random=False, tree=tree)
+
+
+METHOD = Method(
+    _make,
+    options=(
+        *("tree", "model", "draft_layers", "vocabulary", "random", "rule"),
+        *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
+        *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
+    ),
+    model="optional",
+    trees=True,
+)
