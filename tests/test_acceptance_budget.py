@@ -1,7 +1,7 @@
 """Trees that grow within a budget, as learned drafters grow them, keep the distribution: by exact enumeration.
 
 Where a row has fewer possible tokens than children are wanted, the places that they leave go to nodes of other
-branches. So whether a node is verified may depend on tokens of other branches, though never on its own or on one below it.
+branches. So whether a node is verified may depend on tokens of other branches, though never on its own or on one below.
 """
 
 from __future__ import annotations
