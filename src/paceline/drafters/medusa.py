@@ -46,7 +46,7 @@ class MedusaDrafter:
 
     def __init__(self, heads: MedusaDecoder, tree: int | TreeShape = WIDTH) -> None:
         """Draft with ``heads``; ``tree`` is the most children of a node, where 1 is a chain, or a shape to fill."""
-        self.needs = Needs(features=(heads.tap,))
+        self.needs = Needs(features=(heads.tap,), cost="block")
         self._heads, self._tree = heads, tree
         self._states: dict[int, _State] = {}
 
