@@ -327,13 +327,14 @@ def test_the_end_comes_where_nothing_else_may() -> None:
 @pytest.mark.parametrize("drafting", [False, True])
 def test_a_dead_end_ends_the_request_alone(drafting: bool) -> None:
     rule = path_rule(V, seed=5)
-    dead = TokenAutomaton({0: {1: 1}, 1: {2: 2}}, 0, [], ())
+    dead = TokenAutomaton({0: {1: 1}, 1: {2: 2}, 2: {3: 3}}, 0, [], ())
     run = ToyRun(rule, vocab=V)
-    drafter = ScriptedDrafter(lambda tokens, budget: [1, 2, 3][len(tokens) - 1 :][:budget]) if drafting else None
+    drafter = ScriptedDrafter(lambda tokens, budget: [1, 2, 3, 4][len(tokens) - 1 :][:budget]) if drafting else None
     sequence = run.add([0], drafter, constraint=dead, eos=(EOS,))
     beside = run.add([0], eos=(EOS,))
     run.finish(sequence, beside)
     assert isinstance(sequence.error, RequestError)
     assert "leave no token to choose" in str(sequence.error)
+    assert sequence.output == [1, 2, 3], "what was right before the dead end is delivered, drafted or not"
     assert beside.error is None
     run.check_empty()

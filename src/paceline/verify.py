@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.acceptance import Outcome
+from paceline.errors import RequestError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,12 +74,21 @@ class Verifier:
 
 
 def _coupled(choose: Chooser, tree: TokenTree, logits: Tensor) -> Outcome:
-    """Walk down from the root while the target's own token is among the children."""
+    """Walk down from the root while the target's own token is among the children.
+
+    Where the rules leave no token behind a draft that was right, that draft is the last token of this step: without
+    drafts it would have been emitted before the request fails.
+    """
     nodes = [0]
     path: list[int] = []
     places = {(tree.parents[node], tree.tokens[node]): node for node in range(1, len(tree))}
     while True:
-        token = choose(logits[nodes[-1]], path)
+        try:
+            token = choose(logits[nodes[-1]], path)
+        except RequestError:
+            if not path:
+                raise
+            return Outcome(nodes[:-1], path[-1])
         following = places.get((nodes[-1], token))
         if following is None:
             return Outcome(nodes, token)

@@ -53,6 +53,14 @@ WAYS = (
     Way("lookahead", "lookahead"),
     Way("prediction", "prediction", request="predicted"),
     Way("grammar", "grammar", judge="accepted", request="constrained"),
+    Way("draft_layers tree", "draft_model:draft_layers={short},tree=2"),
+    Way("medusa", "medusa:random=true,tree=none"),
+    Way("medusa tree", "medusa:random=true"),
+    Way("eagle", "eagle:random=true,tree=none"),
+    Way("eagle tree", "eagle:random=true"),
+    Way("eagle3", "eagle3:random=true,tree=none"),
+    Way("eagle3 tree", "eagle3:random=true"),
+    Way("cascade", "cascade", request="predicted"),
 )
 """What is verified unless said otherwise; the first five are those of the first measurement."""
 
