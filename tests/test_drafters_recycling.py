@@ -19,6 +19,7 @@ from tests.toys import VOCAB, ToyRun, alone, no_draw, path_rule, same, trials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
+    from pathlib import Path
 
     from paceline.tree import TokenTree
 
@@ -288,3 +289,20 @@ def test_answers_are_plain_with_a_shape_of_ones_own() -> None:
         run.finish(sequence)
         same(sequence, expected)
     assert sequence.record.accepted > 20
+
+
+def test_the_default_model_with_a_tree_of_a_file(llm: LLM, tmp_path: Path) -> None:
+    """Through the option, to the record: as many nodes as the file has, and not one token differs."""
+    path = tmp_path / "tree.json"
+    TreeShape.parse([[0], [1], [0, 0], [2], [0, 1], [0, 0, 0]]).write(path)
+    sampling = Sampling(temperature=0.0, max_tokens=40)
+    plain = llm.generate(["one two three one two three one two"], sampling, speculation=False)
+    how = {"method": "recycling", "tree": str(path), "num_speculative_tokens": 6, "adaptive": False}
+    for _ in range(2):
+        drafted = llm.generate(["one two three one two three one two"], sampling, speculation=how)
+    assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
+    record = drafted[0].record
+    assert 4 * record.steps < record.drafted <= 6 * record.steps
+    assert record.accepted > 0
+    assert len(record.reached) <= 3
+    llm.forget()

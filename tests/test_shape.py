@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import methods
 from paceline.errors import OptionError
+from paceline.options import Speculation
 from paceline.shape import TreeShape, best_first
 from paceline.tree import Drawn, TokenTree
 from tests.toys import trials
@@ -196,6 +198,36 @@ def test_a_file_that_holds_no_tree_is_refused_with_what_to_do(value: Any, says: 
     assert repr(str(path)) in message
     assert message.endswith(".")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("method", ["recycling", "draft_model", "medusa", "eagle", "eagle3"])
+def test_methods_that_fill_a_file_take_one(method: str, tmp_path: Path) -> None:
+    tree = str(written(tmp_path, SMALL))
+    model = {} if method == "recycling" else {"model": "some/model"}
+    methods.check(Speculation.parse({"method": method, "tree": tree, **model}))
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead", "grammar", "prediction", "cascade"])
+def test_methods_that_would_not_look_at_a_file_refuse_it(method: str, tmp_path: Path) -> None:
+    tree = str(written(tmp_path, SMALL))
+    with pytest.raises(OptionError, match=f"{method!r} fills no tree of a file.*recycling"):
+        methods.check(Speculation.parse({"method": method, "tree": tree}))
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_a_rule_for_chains_takes_a_chain_of_a_file(rule: str, tmp_path: Path) -> None:
+    wanted = {"method": "draft_model", "model": "some/model", "rule": rule}
+    with pytest.raises(OptionError, match="accepts chains, and the file"):
+        methods.check(Speculation.parse({**wanted, "tree": str(written(tmp_path, SMALL))}))
+    chain = str(written(tmp_path, TreeShape.chain(4).paths()))
+    methods.check(Speculation.parse({**wanted, "tree": chain}))
+
+
+def test_options_refuse_a_file_that_holds_no_tree(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="orphan"):
+        Speculation.parse({"tree": str(written(tmp_path, {"parents": [-1, 9], "ranks": [0, 0]}))})
+    with pytest.raises(OptionError, match="cannot be read"):
+        Speculation.parse({"tree": "wide"})
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

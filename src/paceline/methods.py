@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from paceline import drafters
 from paceline.acceptance import RULES
 from paceline.errors import OptionError
+from paceline.shape import TreeShape
 
 if TYPE_CHECKING:
     from paceline.drafters import Drafter, Method, Surroundings
@@ -44,6 +45,12 @@ def check(speculation: Speculation) -> None:
         raise OptionError(f"method {name!r} has no head whose weights could be random; leave random out.")
     if not method.trees and isinstance(speculation.tree, int) and speculation.tree > 1:
         raise OptionError(f"method {name!r} drafts chains, and tree is {speculation.tree}; take tree 'none'.")
+    if not method.shapes and TreeShape.of(speculation.tree) is not None:
+        able = ", ".join(other for other in names() if find(other).shapes)
+        raise OptionError(
+            f"method {name!r} fills no tree of a file, and tree is {speculation.tree!r}; take tree 'auto', or one of "
+            f"the methods {able}."
+        )
     if model == "none" and speculation.named:
         option = "draft_layers" if speculation.model is None else "model"
         raise OptionError(f"method {name!r} drafts without {option}; leave it out, or use 'draft_model'.")
@@ -72,6 +79,12 @@ def _check_rule(name: str, speculation: Speculation) -> None:
         raise OptionError(
             f"rule {speculation.rule!r} accepts chains, and tree is {speculation.tree}; take tree 'none', or rule "
             "'recursive' or 'traversal'."
+        )
+    shape = TreeShape.of(speculation.tree)
+    if not rule.trees and shape is not None and not shape.is_chain:
+        raise OptionError(
+            f"rule {speculation.rule!r} accepts chains, and the file {speculation.tree!r} holds a tree; give one that "
+            "holds a chain, or take rule 'recursive' or 'traversal'."
         )
 
 

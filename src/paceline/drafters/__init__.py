@@ -190,6 +190,7 @@ class Method:
         sampled: whether its drafts are drawn from probabilities of its own, in draw order and none of them dropped, as
             rules that compare those with the target's demand.
         trees: whether ``tree`` can make it draft more than chains.
+        shapes: whether it fills a tree that a file gives.
     """
 
     make: Callable[[Speculation, Surroundings], Drafter]
@@ -197,3 +198,4 @@ class Method:
     model: Literal["none", "optional", "needed"] = "none"
     sampled: bool = False
     trees: bool = False
+    shapes: bool = False

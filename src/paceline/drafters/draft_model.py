@@ -311,4 +311,5 @@ METHOD = Method(
     model="needed",
     sampled=True,
     trees=True,
+    shapes=True,
 )

@@ -18,4 +18,6 @@ def _make(speculation: Speculation, around: Surroundings) -> EagleDrafter:
     return make("eagle3", speculation, around)
 
 
-METHOD = Method(_make, options=("model", "random", "tree", "rule"), model="needed", sampled=True, trees=True)
+METHOD = Method(
+    _make, options=("model", "random", "tree", "rule"), model="needed", sampled=True, trees=True, shapes=True
+)

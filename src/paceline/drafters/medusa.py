@@ -125,4 +125,6 @@ def _guesses(heads: MedusaDecoder, tap: Tensor) -> Tensor:
     return best if heads.target_ids is None else heads.target_ids[best]
 
 
-METHOD = Method(_make, options=("model", "random", "tree", "rule"), model="needed", sampled=True, trees=True)
+METHOD = Method(
+    _make, options=("model", "random", "tree", "rule"), model="needed", sampled=True, trees=True, shapes=True
+)

@@ -156,4 +156,4 @@ def _make(speculation: Speculation, around: Surroundings) -> RecyclingDrafter:
     return RecyclingDrafter(around.target.decoder.vocab_size, width=speculation.width(WIDTH), shape=shape)
 
 
-METHOD = Method(_make, options=("tree",), trees=True)
+METHOD = Method(_make, options=("tree",), trees=True, shapes=True)
