@@ -291,7 +291,7 @@ def test_without_flags_the_model_decides(script: Script) -> None:
         (["--speculation", "ngram"], {"method": "ngram"}),
         (["--speculation", "false"], {"enabled": False}),
         (["--speculative-config", '{"method": "ngram", "tree": "none"}'], {"method": "ngram", "tree": "none"}),
-        (["--speculation", '{"method": "ngram"}', "--tree", "3"], {"method": "ngram", "tree": 3}),
+        (["--speculation", '{"method": "suffix"}', "--tree", "3"], {"method": "suffix", "tree": 3}),
     ],
 )
 def test_ways_to_ask_for_speculation(script: Script, arguments: list[str], expected: Any) -> None:

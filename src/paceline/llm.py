@@ -112,14 +112,8 @@ class LLM:
         )
 
     def _draft_groups(self, models: DraftModels) -> Sequence[CacheGroup]:
-        """The cache groups of the engine's own draft model, so that its cache is planned with the target's."""
-        if not self.speculation.enabled:
-            return ()
-        if self.speculation.draft_layers is not None:
-            return models.prefix(self.speculation.draft_layers).groups
-        if self.speculation.model is not None:
-            return models.named(self.speculation.model).decoder.groups
-        return ()
+        """The cache groups of the engine's own drafter, so that its cache is planned with the target's."""
+        return methods.groups(self.speculation, models) if self.speculation.enabled else ()
 
     def forget(self) -> None:
         """Forget what was learned from earlier requests: the drafters' state and the pacer's estimates.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from paceline import drafters
@@ -12,13 +13,21 @@ from paceline.errors import OptionError
 from paceline.shape import TreeShape
 
 if TYPE_CHECKING:
-    from paceline.drafters import Drafter, Method, Surroundings
+    from collections.abc import Sequence
+
+    from paceline.drafters import Drafter, Method, Models, Surroundings
     from paceline.options import Speculation
+    from paceline.pages import CacheGroup
 
 
 def names() -> list[str]:
     """The methods, in alphabetical order; nothing is imported for it."""
-    return sorted(module.name for module in pkgutil.iter_modules(drafters.__path__) if module.name[0] != "_")
+    return list(_found(tuple(drafters.__path__)))
+
+
+@cache
+def _found(folders: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(folders) if module.name[0] != "_"))
 
 
 def find(name: str) -> Method:
@@ -92,6 +101,11 @@ def recipe(speculation: Speculation) -> tuple[object, ...]:
     """What the drafter that ``speculation`` asks for is made from: requests whose recipes are equal share it."""
     name = chosen(speculation)
     return (name, *(getattr(speculation, option) for option in find(name).options))
+
+
+def groups(speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
+    """The cache groups of the drafter that ``speculation`` asks for; the errors are those of :func:`create`."""
+    return find(chosen(speculation)).groups(speculation, models)
 
 
 def create(speculation: Speculation, around: Surroundings) -> Drafter:

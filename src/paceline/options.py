@@ -175,7 +175,7 @@ class Speculation:
         model: the draft model or the checkpoint of a head: a name, a hub id, a folder or a file.
         num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted, 1 to 63;
             with ``adaptive`` false their fixed number. 0 is plain decoding. Left out there are as many as pay, and
-            without ``adaptive`` 5.
+            without ``adaptive`` 5, or those of the tree that a file holds.
         adaptive: draft fewer, or none, where it does not pay.
         rule: how drafts are accepted. "coupled" keeps every token as it is without speculation. "ratio" and "block"
             (chains), "recursive" and "traversal" (trees) keep the target's distribution, for drafts that are drawn from
@@ -265,7 +265,10 @@ class Speculation:
         """The most drafted tokens of one sequence and step."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
-        return MAX_NODES - 1 if self.adaptive else _FIXED
+        if self.adaptive:
+            return MAX_NODES - 1
+        shape = TreeShape.of(self.tree)
+        return _FIXED if shape is None else len(shape.parents) - 1
 
     @property
     def named(self) -> bool:

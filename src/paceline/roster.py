@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline import methods
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.cache import CacheBudget
-    from paceline.drafters import Drafter
+    from paceline.drafters import Drafter, W, Weighty
     from paceline.options import Speculation
     from paceline.pages import CacheGroup, PagePool
     from paceline.targets.decoder import Decoder
@@ -29,14 +29,21 @@ class DraftModels:
         self.target = target
         self._load = load
         self._loaded: dict[str, Loaded] = {}
+        self._kept: dict[tuple[object, ...], Weighty] = {}
         self._prefixes: dict[int, Decoder] = {}
 
     @property
     def weight_bytes(self) -> int:
         """What their weights take beside the target's."""
-        return sum(loaded.weight_bytes for loaded in self._loaded.values())
+        return sum(own.weight_bytes for own in (*self._loaded.values(), *self._kept.values()))
 
-    def named(self, name: str) -> Loaded:
+    def kept(self, key: tuple[object, ...], make: Callable[[], W]) -> W:
+        """What ``make`` made for ``key``, now or earlier; a key comes with one kind of thing."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast("W", self._kept[key])
+
+    def draft_model(self, name: str) -> Loaded:
         """
         Raises:
             ModelError: it cannot be loaded.
@@ -102,7 +109,10 @@ class Roster:
         return self._models.prefix(layers)
 
     def draft_model(self, name: str) -> Loaded:
-        return self._models.named(name)
+        return self._models.draft_model(name)
+
+    def kept(self, key: tuple[object, ...], make: Callable[[], W]) -> W:
+        return self._models.kept(key, make)
 
     def pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
         pools = self._budget.cut(groups)

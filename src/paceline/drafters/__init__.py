@@ -6,7 +6,7 @@ Every module of this package whose name has no underscore before it is a method 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,16 +146,23 @@ class Drafter(Protocol):
         """How many leading tokens the state covers."""
 
 
-class Surroundings(Protocol):
-    """What a drafter may be made from."""
+class Weighty(Protocol):
+    """What has weights of its own."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Their size."""
+
+
+W = TypeVar("W", bound=Weighty)
+
+
+class Models(Protocol):
+    """The target, and what drafts for it; each is loaded once."""
 
     @property
     def target(self) -> Loaded:
         """The model that verifies, with its tokenizer."""
-
-    @property
-    def max_model_len(self) -> int:
-        """The longest sequence, in tokens."""
 
     def prefix(self, layers: int) -> Decoder:
         """The target's own first layers with its norm and head, weights shared."""
@@ -166,6 +173,17 @@ class Surroundings(Protocol):
         Raises:
             ModelError: it cannot be loaded.
         """
+
+    def kept(self, key: tuple[object, ...], make: Callable[[], W]) -> W:
+        """What ``make`` made for ``key``, now or earlier."""
+
+
+class Surroundings(Models, Protocol):
+    """What a drafter may be made from."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens."""
 
     def pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
         """Page pools for the groups that a drafter declares.
@@ -178,12 +196,17 @@ class Surroundings(Protocol):
         """The drafter of other options, shared with the requests that ask for it by itself."""
 
 
+def _no_groups(speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Method:
     """How the drafter of a method is made.
 
     Attributes:
         make: makes it.
+        groups: the cache groups that it will ask pools for, so that the cache can be planned before it is made.
         options: the options that it is made from: requests that agree in them share a drafter.
         model: whether it drafts with a checkpoint that ``model`` names, or with a part of the target: "none" refuses
             one, "needed" refuses to be without.
@@ -194,6 +217,7 @@ class Method:
     """
 
     make: Callable[[Speculation, Surroundings], Drafter]
+    groups: Callable[[Speculation, Models], Sequence[CacheGroup]] = _no_groups
     options: tuple[str, ...] = ()
     model: Literal["none", "optional", "needed"] = "none"
     sampled: bool = False

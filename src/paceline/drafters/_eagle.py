@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.drafters import Surroundings
+    from paceline.drafters import Models, Surroundings
     from paceline.heads.spec import EagleKind
     from paceline.options import Speculation
-    from paceline.pages import PagePool
+    from paceline.pages import CacheGroup, PagePool
     from paceline.shape import TreeShape
 
 _LEVELS = 8  # of a tree; a chain is as long as its budget
@@ -232,12 +232,23 @@ def make(kind: EagleKind, speculation: Speculation, around: Surroundings) -> Eag
         DrafterError: the head is of another kind, or does not fit the target.
         HubError, WeightsError: it cannot be read.
     """
-    target = around.target
-    fitted = HeadDecoder(head_of(kind, speculation, target.decoder), target.decoder)
+    target, fitted = around.target, _decoder(kind, speculation, around)
     if not speculation.random:
         check_agreement(str(speculation.model), target, fitted.taps, lambda *seen: _guesses(fitted, *seen))
     (pool,) = around.pools(fitted.groups)
     return EagleDrafter(kind, fitted, pool, around.max_model_len, tree_of(speculation))
+
+
+def groups(kind: EagleKind, speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
+    """The cache groups of a head; the errors are those of :func:`make`."""
+    return _decoder(kind, speculation, models).groups
+
+
+def _decoder(kind: EagleKind, speculation: Speculation, models: Models) -> HeadDecoder:
+    target = models.target.decoder
+    return models.kept(
+        (kind, speculation.model, speculation.random), lambda: HeadDecoder(head_of(kind, speculation, target), target)
+    )
 
 
 def _guesses(head: HeadDecoder, tokens: Sequence[int], taps: Sequence[Tensor]) -> Tensor:

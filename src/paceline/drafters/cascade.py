@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from paceline import methods
 from paceline.drafters import Method, Needs
+from paceline.heads.formats import is_head, read_head
 from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.drafters import Drafter, Outcome, Surroundings, View
+    from paceline.drafters import Drafter, Models, Outcome, Surroundings, View
     from paceline.options import Speculation
+    from paceline.pages import CacheGroup
 
 LOOKUPS = ("grammar", "prediction", "suffix", "recycling")
 """What costs next to nothing, the most reliable first: of a node that two of them propose the first is the origin."""
@@ -111,8 +113,21 @@ def _merge(trees: Sequence[TokenTree], others: Sequence[TokenTree]) -> None:
 
 def _make(speculation: Speculation, around: Surroundings) -> CascadeDrafter:
     lookups = [around.drafter(_options(speculation, name)) for name in LOOKUPS]
-    learned = around.drafter(replace(speculation, method="draft_model")) if speculation.named else None
+    method = _learned(speculation)
+    learned = None if method is None else around.drafter(replace(speculation, method=method))
     return CascadeDrafter(lookups, learned)
+
+
+def _learned(speculation: Speculation) -> str | None:
+    """The method that drafts with the model that is named: what it is says its checkpoint."""
+    if speculation.model is None:
+        return None if speculation.draft_layers is None else "draft_model"
+    return read_head(speculation.model).spec.kind if is_head(speculation.model) else "draft_model"
+
+
+def _groups(speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
+    method = _learned(speculation)
+    return () if method is None else methods.groups(replace(speculation, method=method), models)
 
 
 def _options(speculation: Speculation, name: str) -> Speculation:
@@ -123,6 +138,7 @@ def _options(speculation: Speculation, name: str) -> Speculation:
 
 METHOD = Method(
     _make,
+    _groups,
     options=(
         *("tree", "model", "draft_layers", "vocabulary", "random", "rule"),
         *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.bridges import Bridge, Kind, Reading
-    from paceline.drafters import Surroundings
+    from paceline.drafters import Models, Surroundings
     from paceline.options import Speculation
-    from paceline.pages import PagePool
+    from paceline.pages import CacheGroup, PagePool
     from paceline.shape import TreeShape
     from paceline.targets import Target
 
@@ -305,8 +305,15 @@ def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
     return DraftModelDrafter(model, around.pools(model.groups), around.max_model_len, vocabularies, tree)
 
 
+def _groups(speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
+    if speculation.draft_layers is not None:
+        return models.prefix(speculation.draft_layers).groups
+    return models.draft_model(str(speculation.model)).decoder.groups
+
+
 METHOD = Method(
     _make,
+    _groups,
     options=("model", "draft_layers", "tree", "rule", "vocabulary"),
     model="needed",
     sampled=True,

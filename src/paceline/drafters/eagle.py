@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.drafters import Method, Surroundings
-from paceline.drafters._eagle import EagleDrafter, make
+from paceline.drafters import Method, Models, Surroundings
+from paceline.drafters._eagle import EagleDrafter, groups, make
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.options import Speculation
+    from paceline.pages import CacheGroup
 
 
 def _make(speculation: Speculation, around: Surroundings) -> EagleDrafter:
     return make("eagle", speculation, around)
 
 
+def _groups(speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
+    return groups("eagle", speculation, models)
+
+
 METHOD = Method(
-    _make, options=("model", "random", "tree", "rule"), model="needed", sampled=True, trees=True, shapes=True
+    _make, _groups, options=("model", "random", "tree", "rule"), model="needed", sampled=True, trees=True, shapes=True
 )

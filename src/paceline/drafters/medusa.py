@@ -113,7 +113,10 @@ def _ranks(depth: int) -> list[float]:
 
 def _make(speculation: Speculation, around: Surroundings) -> MedusaDrafter:
     target = around.target
-    heads = MedusaDecoder(head_of("medusa", speculation, target.decoder), target.decoder)
+    heads = around.kept(
+        ("medusa", speculation.model, speculation.random),
+        lambda: MedusaDecoder(head_of("medusa", speculation, target.decoder), target.decoder),
+    )
     if not speculation.random:
         check_agreement(str(speculation.model), target, [heads.tap], lambda _, taps: _guesses(heads, taps[0]))
     return MedusaDrafter(heads, tree_of(speculation))

@@ -39,6 +39,7 @@ class HeadDecoder:
         taps: the target's layers whose input `states` reads, in order.
         groups: the one cache group, of the head's own keys and values.
         target_ids: int64 [columns], the target's id of each column of the logits; None where column i is id i.
+        weight_bytes: size of the weights that are not the target's.
     """
 
     def __init__(self, head: Head, target: Decoder) -> None:
@@ -61,6 +62,7 @@ class HeadDecoder:
         self.spec, self.max_positions = spec, target.max_positions
         self.taps = spec.taps(len(target.spec.layers))
         self.groups = (CacheGroup(spec.kind, spec.layers, spec.kv_heads, spec.head_dim, dtype),)
+        self.weight_bytes = sum(tensor.nbytes for tensor in own.values())
         self._states = _States(head, spec, target)
         self._last = (spec.layers,) if spec.kind == "eagle3" and not spec.norm_output else ()
         self.plan = Plan(

@@ -12,7 +12,7 @@ from paceline.heads.check import require_fit
 from paceline.heads.network import rms_norm
 from paceline.heads.spec import MedusaSpec
 from paceline.targets.head_decoder import product_beside, usable_columns
-from paceline.targets.linear import Linear
+from paceline.targets.linear import Linear, packed_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ class MedusaDecoder:
     Attributes:
         tap: the target's layer whose input `states` reads.
         target_ids: int64 [columns], the target's id of each column of the logits; None where column i is id i.
+        weight_bytes: size of the weights that are not the target's.
     """
 
     def __init__(self, head: Head, target: Decoder) -> None:
@@ -42,6 +43,11 @@ class MedusaDecoder:
         columns, self.target_ids = usable_columns(head, target)
         if spec.head == "target" and self.target_ids is not None:
             raise DrafterError("the heads name ids for their columns but have none, and the target's head has all ids.")
+        self.weight_bytes = sum(
+            packed_bytes(weight.shape[0], weight.shape[1], target.plan.format)
+            for weight in head.tensors.values()
+            if weight.dim() == 2
+        )
         self.spec, self.columns, self.tap = spec, columns.shape[0], len(target.spec.layers)
         self._norm, self._eps = target.plan.tensors["norm"], target.spec.norm_eps
         self._blocks = [[_block(head, name, target) for name in names] for names in _block_names(spec)]
