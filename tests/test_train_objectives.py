@@ -153,7 +153,8 @@ def expected(
                     if tokens[place] in ids:
                         losses[depth].append(-logits.log_softmax(0)[ids.index(tokens[place])].item())
                 elif int(wanted.argmax()) in ids:
-                    losses[depth].append(-float(wanted[ids].softmax(0) @ logits.log_softmax(0)))
+                    p, q = wanted[ids].softmax(0), logits.softmax(0)
+                    losses[depth].append(float((p * (p / q).log()).sum()))
     loss = sum(0.8**depth * (mean(losses[depth]) + state_weight * mean(apart[depth])) for depth in range(depths))
     return loss, tuple(right), tuple(total)
 

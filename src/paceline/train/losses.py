@@ -1,7 +1,8 @@
 """The loss: how far a head's guesses are from the target's next token, and for EAGLE from its next state.
 
-Guesses are compared by cross-entropy, the forward KL divergence up to a constant: with the token that the target
-emitted, or with its whole distribution. Both are means over what counts; where nothing does, they are 0.
+Guesses are compared with the token that the target emitted, by cross-entropy, or with its whole distribution, by the
+forward KL divergence, of which the former is the case of one sure token. All are means over what counts; where nothing
+does, they are 0.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def against_tokens(logits: Tensor, columns: Tensor) -> Tensor:
 
 
 def against_distribution(logits: Tensor, wanted: Tensor, counted: Tensor) -> Tensor:
-    """The mean of -sum p log q, as EAGLE and EAGLE-3 heads are trained (arXiv 2401.15077, section 4.2; 2503.01840).
+    """The mean of sum p log(p / q). Its gradients are those of the cross-entropy -sum p log q, by which EAGLE and
+    EAGLE-3 heads are trained (arXiv 2401.15077, section 4.2; 2503.01840), but a head that knows all has a loss of 0.
 
     Args:
         logits: float32 [M, N].
@@ -37,7 +39,7 @@ def against_distribution(logits: Tensor, wanted: Tensor, counted: Tensor) -> Ten
             distribution is renormalised over a reduced vocabulary.
         counted: bool [M], which rows count.
     """
-    each = F.cross_entropy(logits, wanted.softmax(-1), reduction="none")
+    each = F.kl_div(logits.log_softmax(-1), wanted.softmax(-1), reduction="none").sum(-1)
     return each.where(counted, 0.0).sum() / counted.sum().clamp_min(1)
 
 
