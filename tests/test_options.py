@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from paceline import methods
 from paceline.errors import OptionError, PacelineError
 from paceline.options import NEUTRAL, OTHER_METHODS, Speculation, integer, number, reject_unknown
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_right_one() -> None:
@@ -111,6 +115,17 @@ def test_drafters_are_shared_where_what_they_are_made_from_is_equal() -> None:
         "suffix_decoding_min_token_prob": 0.2,
     }.items():
         assert made(method="suffix") != made(method="suffix", **{option: value})
+
+
+def test_the_file_of_a_tree_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "tree.json"
+    file.write_text("[[0], [1], [0, 0]]")
+    speculation = Speculation(method="recycling", tree=str(file), adaptive=False)
+    file.unlink()
+    assert speculation.ceiling == 3
+    assert speculation.shape is speculation.shape is not None
+    with pytest.raises(OptionError, match="cannot be read"):
+        replace(speculation, adaptive=True)
 
 
 def test_an_alias() -> None:

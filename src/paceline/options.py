@@ -257,8 +257,13 @@ class Speculation:
     def _check_tree(self) -> None:
         if not isinstance(self.tree, str):
             integer("tree", self.tree, 1, MAX_NODES - 1)
-        else:
-            TreeShape.of(self.tree)
+        _ = self.shape
+
+    @functools.cached_property
+    def shape(self) -> TreeShape | None:
+        """The tree that a file gives, None where ``tree`` names none. It is read when the options are made, and never
+        again: requests run on with what they were checked with."""
+        return TreeShape.of(self.tree)
 
     @property
     def ceiling(self) -> int:
@@ -267,8 +272,7 @@ class Speculation:
             return self.num_speculative_tokens
         if self.adaptive:
             return MAX_NODES - 1
-        shape = TreeShape.of(self.tree)
-        return _FIXED if shape is None else len(shape.parents) - 1
+        return _FIXED if self.shape is None else len(self.shape) - 1
 
     @property
     def named(self) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from heapq import heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from paceline.shape import TreeShape
 from paceline.tree import MAX_NODES, Drawn, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.options import Speculation
+    from paceline.shape import TreeShape
     from paceline.tree import Row
 
 WIDTH = 10
@@ -23,14 +23,9 @@ WIDTH = 10
 
 
 def tree_of(speculation: Speculation) -> int | TreeShape:
-    """The width that is asked for, where 1 is a chain, or the shape of a file.
-
-    Raises:
-        OptionError: the file cannot be used.
-    """
-    shape = TreeShape.of(speculation.tree)
-    if shape is not None:
-        return shape
+    """The width that is asked for, where 1 is a chain, or the shape of a file."""
+    if speculation.shape is not None:
+        return speculation.shape
     return speculation.width(MAX_NODES - 1 if isinstance(speculation.tree, int) else WIDTH)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.drafters import Method, Needs, Outcome, Surroundings, View
 from paceline.errors import OptionError
-from paceline.shape import TreeShape, best_first
+from paceline.shape import best_first
 from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.options import Speculation
+    from paceline.shape import TreeShape
 
 WIDTH = 8
 """How many successors of a token are kept."""
@@ -150,10 +151,10 @@ class RecyclingDrafter:
 def _make(speculation: Speculation, around: Surroundings) -> RecyclingDrafter:
     """
     Raises:
-        OptionError: the file that ``tree`` names cannot be used.
+        OptionError: the tree gives a node more children than successors are kept.
     """
-    shape = TreeShape.of(speculation.tree)
-    return RecyclingDrafter(around.target.decoder.vocab_size, width=speculation.width(WIDTH), shape=shape)
+    vocab_size = around.target.decoder.vocab_size
+    return RecyclingDrafter(vocab_size, width=speculation.width(WIDTH), shape=speculation.shape)
 
 
 METHOD = Method(_make, options=("tree",), trees=True, shapes=True)
