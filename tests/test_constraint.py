@@ -338,3 +338,35 @@ def test_a_dead_end_ends_the_request_alone(drafting: bool) -> None:
     assert sequence.output == [1, 2, 3], "what was right before the dead end is delivered, drafted or not"
     assert beside.error is None
     run.check_empty()
+
+
+class _Broken(TokenAutomaton):
+    """Fails where the output is two tokens long: in ``advance``, or by a mask that is none."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__({0: {1: 1}, 1: {2: 2}, 2: {3: 3}}, 0, [3], EOS)
+        self._where = where
+
+    def advance(self, state: Any, token: int) -> Any:
+        if self._where == "advance" and token == 2:
+            raise KeyError("a bug of the caller's")
+        return super().advance(state, token)
+
+    def allowed(self, state: Any) -> Any:
+        return ["no tensor"] if self._where == "allowed" and state == 2 else super().allowed(state)
+
+
+@pytest.mark.parametrize("where", ["advance", "allowed"])
+@pytest.mark.parametrize("drafting", [False, True])
+def test_a_constraint_that_fails_ends_its_request_alone(where: str, drafting: bool) -> None:
+    rule = path_rule(V, seed=5)
+    run = ToyRun(rule, vocab=V)
+    drafter = ScriptedDrafter(lambda tokens, budget: [1, 2, 3, 4][len(tokens) - 1 :][:budget]) if drafting else None
+    sequence = run.add([0], drafter, constraint=_Broken(where), eos=(EOS,), repetition_penalty=1.5)
+    beside = run.add([0], eos=(EOS,))
+    run.finish(sequence, beside)
+    assert isinstance(sequence.error, RequestError)
+    assert "the constraint failed" in str(sequence.error)
+    assert sequence.output == [1, 2]
+    assert beside.error is None
+    run.check_empty()

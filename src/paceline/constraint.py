@@ -5,13 +5,14 @@ States are values that never change, so a tree of drafts needs no undo: each row
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from paceline.errors import OptionError
+from paceline.errors import OptionError, RequestError
 
 State = Hashable
 """Where in its language a constraint is: a value, by which what is known of it may be kept."""
@@ -43,6 +44,9 @@ class Guard:
     It says nothing of what is never emitted: of rows behind an id that ends the output, and of those behind a draft
     that is not allowed. Their state is None.
 
+    A constraint is its caller's own code. Where it raises, each method raises RequestError, which ends that request
+    alone and leaves those beside it.
+
     Args:
         constraint: what the output must satisfy.
         stop_ids: ids that end the output.
@@ -54,22 +58,34 @@ class Guard:
 
     def initial(self) -> State | None:
         """The state before the output."""
-        return self._constraint.initial()
+        with _answering():
+            return self._constraint.initial()
 
     def follow(self, state: State | None, tokens: Iterable[int]) -> State | None:
         """The state after some more tokens."""
         for token in tokens:
             if state is None or token in self._stop_ids:
                 return None
-            state = self._constraint.advance(state, token)
+            with _answering():
+                state = self._constraint.advance(state, token)
         return state
 
     def mask(self, row: Tensor, state: State | None) -> None:
         """Set to -inf what may not follow; ``row`` is float32 [vocab]."""
         if state is not None:
-            allowed = self._constraint.allowed(state)[: row.shape[0]]
-            row[: allowed.shape[0]].masked_fill_(~allowed, -torch.inf)
+            with _answering():
+                allowed = self._constraint.allowed(state)[: row.shape[0]]
+                row[: allowed.shape[0]].masked_fill_(~allowed, -torch.inf)
             row[allowed.shape[0] :] = -torch.inf
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Say of what a constraint raises that it was the constraint."""
+    try:
+        yield
+    except Exception as error:
+        raise RequestError(f"the constraint failed with {type(error).__name__} ({error}); mend it.") from error
 
 
 class TokenAutomaton:

@@ -35,9 +35,13 @@ class Counts:
         self.commit(output_ids)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        self.output.update(tokens)
+        """
+        Raises:
+            RequestError: the constraint failed; nothing is committed then.
+        """
         if self._guard is not None:
             self.state = self._guard.follow(self.state, tokens)
+        self.output.update(tokens)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Counts) and (self.prompt, self.output, self.state) == (
