@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline import drafters
 from paceline.acceptance import RULES
-from paceline.errors import OptionError
+from paceline.errors import DrafterError, OptionError
 from paceline.shape import TreeShape
 
 if TYPE_CHECKING:
@@ -31,8 +31,19 @@ def _found(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def find(name: str) -> Method:
-    """The method of that name."""
-    return cast("Method", importlib.import_module(f"{drafters.__name__}.{name}").METHOD)
+    """The method of that name.
+
+    Raises:
+        DrafterError: its file does not say how to make a drafter.
+    """
+    module = importlib.import_module(f"{drafters.__name__}.{name}")
+    method = getattr(module, "METHOD", None)
+    if not isinstance(method, drafters.Method):
+        raise DrafterError(
+            f"{module.__file__} holds no METHOD = Method(...) and so is no way to draft; give it one, or let its name "
+            "begin with an underscore."
+        )
+    return method
 
 
 def chosen(speculation: Speculation) -> str:
@@ -52,6 +63,8 @@ def check(speculation: Speculation) -> None:
     model = method.model
     if speculation.random and "random" not in method.options:
         raise OptionError(f"method {name!r} has no head whose weights could be random; leave random out.")
+    if speculation.random and speculation.model is not None:
+        raise OptionError("random takes a head of random weights in the place of model; leave one of the two out.")
     if not method.trees and isinstance(speculation.tree, int) and speculation.tree > 1:
         raise OptionError(f"method {name!r} drafts chains, and tree is {speculation.tree}; take tree 'none'.")
     if not method.shapes and TreeShape.of(speculation.tree) is not None:
@@ -67,7 +80,7 @@ def check(speculation: Speculation) -> None:
         raise OptionError(f"method {name!r} drafts without draft_layers; leave it out, or use 'draft_model'.")
     if model == "needed" and not (speculation.named or speculation.random):
         raise OptionError(
-            "method 'draft_model' needs a draft model: name one with model=..., or take the target's own first layers "
+            f"method {name!r} needs a draft model: name one with model=..., or take the target's own first layers "
             "with draft_layers=..."
             if "draft_layers" in method.options
             else f"method {name!r} needs a head that was trained for the target: name its checkpoint with model=..."

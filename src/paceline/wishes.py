@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from paceline.constraint import Constraint
 from paceline.errors import OptionError
 from paceline.options import flag, reject_unknown
 
 if TYPE_CHECKING:
-    from paceline.constraint import Constraint
     from paceline.options import Speculation, SpeculationLike
 
 
@@ -43,5 +43,10 @@ def check(wishes: Mapping[str, Any]) -> None:
     if not isinstance(wishes.get("cache_salt"), str | None):
         raise OptionError(f"cache_salt is a text, not {wishes['cache_salt']!r}.")
     prediction = wishes.get("prediction")
-    if not isinstance(prediction, str | Sequence | None):
+    if not isinstance(prediction, str | Sequence | None) or isinstance(prediction, bytes | bytearray):
         raise OptionError(f"prediction is a text or a list of token ids, not {prediction!r}.")
+    if not isinstance(wishes.get("constraint"), Constraint | None):
+        raise OptionError(
+            "constraint has the methods initial, advance, allowed and forced of paceline.constraint.Constraint; "
+            f"{type(wishes['constraint']).__name__} lacks them."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 LOOKUPS = ("grammar", "prediction", "suffix", "recycling")
 """What costs next to nothing, the most reliable first: of a node that two of them propose the first is the origin."""
 
-_WEAK = 0.5  # lookups that expect less for the next token leave the step to the learned drafter as well
+_WEAK = 0.5  # lookups that expect less of their likeliest next token leave the step to the learned drafter as well
+_LEAST = MAX_NODES // 2  # nodes that lookups keep beside a learned drafter's, where both would not find room
 
 
 class CascadeDrafter:
@@ -56,8 +58,10 @@ class CascadeDrafter:
             member.rewind(sequence, length)
 
     def release(self, sequence: int) -> None:
-        for member in self._members:
-            member.release(sequence)
+        """Let go of a sequence in every member, also where one of them raises."""
+        with ExitStack() as stack:
+            for member in self._members:
+                stack.callback(member.release, sequence)
 
     def length(self, sequence: int) -> int:
         return min((member.length(sequence) for member in self._members), default=0)
@@ -74,6 +78,10 @@ class CascadeDrafter:
             weak = [place for place, tree in enumerate(trees) if _next(tree) < _WEAK]
             if weak:
                 given = self._learned.propose([views[place] for place in weak], [budgets[place] for place in weak])
+                for place, other in zip(weak, given, strict=True):
+                    dropping = views[place].dropping
+                    if dropping is not None:
+                        trees[place] = trees[place].best(max(MAX_NODES + 1 - len(other), _LEAST), dropping)
                 _merge([trees[place] for place in weak], given)
         return trees
 
@@ -89,8 +97,9 @@ def _for(member: Drafter, outcome: Outcome) -> Outcome:
 
 
 def _next(tree: TokenTree) -> float:
-    """How likely the token after the root is among those that the tree has for it."""
-    return sum(chance for chance, parent in zip(tree.survival, tree.parents, strict=True) if parent == 0)
+    """How likely the likeliest of the tokens after the root is."""
+    chances = (chance for chance, parent in zip(tree.survival, tree.parents, strict=True) if parent == 0)
+    return max(chances, default=0.0)
 
 
 def _merge(trees: Sequence[TokenTree], others: Sequence[TokenTree]) -> None:
@@ -140,7 +149,7 @@ METHOD = Method(
     _make,
     _groups,
     options=(
-        *("tree", "model", "draft_layers", "vocabulary", "random", "rule"),
+        *("tree", "model", "draft_layers", "vocabulary", "rule"),
         *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
         *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
     ),
