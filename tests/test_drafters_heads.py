@@ -49,6 +49,8 @@ def test_a_checkpoint_is_named_as_a_model_is(tiny_llm: LLM, tmp_path: Path, kind
     with pytest.warns(PacelineWarning, match="guesses only .* of 32 tokens"):
         drafted = texts(tiny_llm, speculation=speculation)
     assert drafted == plain
+    tiny_llm.forget()
+    assert texts(tiny_llm, speculation=speculation) == plain, "and not remarked on again: it is still loaded"
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("medusa", "eagle"), ("eagle", "eagle3"), ("eagle3", "medusa")])

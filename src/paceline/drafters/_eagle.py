@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.options import Speculation
     from paceline.pages import CacheGroup, PagePool
     from paceline.shape import TreeShape
+    from paceline.targets.load import Loaded
 
 _LEVELS = 8  # of a tree; a chain is as long as its budget
 _WORTH = 0.1  # tokens that a further level of a tree must promise: about what it costs, in passes of the target
@@ -232,11 +233,9 @@ def make(kind: EagleKind, speculation: Speculation, around: Surroundings) -> Eag
         DrafterError: the head is of another kind, or does not fit the target.
         HubError, WeightsError: it cannot be read.
     """
-    target, fitted = around.target, _decoder(kind, speculation, around)
-    if not speculation.random:
-        check_agreement(str(speculation.model), target, fitted.taps, lambda *seen: _guesses(fitted, *seen))
-    (pool,) = around.pools(fitted.groups)
-    return EagleDrafter(kind, fitted, pool, around.max_model_len, tree_of(speculation))
+    head = _decoder(kind, speculation, around)
+    (pool,) = around.pools(head.groups)
+    return EagleDrafter(kind, head, pool, around.max_model_len, tree_of(speculation))
 
 
 def groups(kind: EagleKind, speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
@@ -245,10 +244,16 @@ def groups(kind: EagleKind, speculation: Speculation, models: Models) -> Sequenc
 
 
 def _decoder(kind: EagleKind, speculation: Speculation, models: Models) -> HeadDecoder:
-    target = models.target.decoder
-    return models.kept(
-        (kind, speculation.model, speculation.random), lambda: HeadDecoder(head_of(kind, speculation, target), target)
-    )
+    key = kind, speculation.model, speculation.random
+    return models.kept(key, lambda: _loaded(kind, speculation, models.target))
+
+
+def _loaded(kind: EagleKind, speculation: Speculation, target: Loaded) -> HeadDecoder:
+    """The head for its target; a trained one is tried out."""
+    head = HeadDecoder(head_of(kind, speculation, target.decoder), target.decoder)
+    if not speculation.random:
+        check_agreement(str(speculation.model), target, head.taps, lambda *seen: _guesses(head, *seen))
+    return head
 
 
 def _guesses(head: HeadDecoder, tokens: Sequence[int], taps: Sequence[Tensor]) -> Tensor:

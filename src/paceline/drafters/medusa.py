@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.options import Speculation
     from paceline.shape import TreeShape
+    from paceline.targets.load import Loaded
 
 # How often the first guess of each head is right, as published for a model of 7 B; the chances of later guesses fall
 # with the square of their rank. They shape the tree where it must not depend on what is drawn.
@@ -112,14 +113,16 @@ def _ranks(depth: int) -> list[float]:
 
 
 def _make(speculation: Speculation, around: Surroundings) -> MedusaDrafter:
-    target = around.target
-    heads = around.kept(
-        ("medusa", speculation.model, speculation.random),
-        lambda: MedusaDecoder(head_of("medusa", speculation, target.decoder), target.decoder),
-    )
+    key = "medusa", speculation.model, speculation.random
+    return MedusaDrafter(around.kept(key, lambda: _loaded(speculation, around.target)), tree_of(speculation))
+
+
+def _loaded(speculation: Speculation, target: Loaded) -> MedusaDecoder:
+    """The heads for their target; trained ones are tried out."""
+    heads = MedusaDecoder(head_of("medusa", speculation, target.decoder), target.decoder)
     if not speculation.random:
         check_agreement(str(speculation.model), target, [heads.tap], lambda _, taps: _guesses(heads, taps[0]))
-    return MedusaDrafter(heads, tree_of(speculation))
+    return heads
 
 
 def _guesses(heads: MedusaDecoder, tap: Tensor) -> Tensor:
