@@ -196,14 +196,17 @@ def test_survival_falls_with_depth_and_rises_with_what_agreed() -> None:
         drafter.rewind(0, 0)
 
 
-def test_sequences_do_not_mix_and_share_the_index_of_one_text() -> None:
-    drafter = PredictionDrafter()
-    drafter.start(view([1, 2, 3], [], 1), 0)
+def test_sequences_do_not_mix_and_share_the_index_of_one_requests_text() -> None:
+    """Not that of an equal text: how soon an index is there would tell one caller what another expects."""
+    drafter, text = PredictionDrafter(), (1, 2, 3)
+    drafter.start(view(text, [], 1), 0)
     drafter.start(view([4, 5, 6], [], 2), 0)
-    drafter.start(view([1, 2, 3], [], 3), 0)
-    trees = drafter.propose([view([4, 5, 6], [4], 2), view([1, 2, 3], [], 1), view([1, 2, 3], [3], 3)], [9, 1, 9])
+    drafter.start(view(text, [], 3), 0)
+    drafter.start(view([1, 2, 3], [], 4), 0)
+    trees = drafter.propose([view([4, 5, 6], [4], 2), view(text, [], 1), view(text, [3], 3)], [9, 1, 9])
     assert [tree.tokens[1:] for tree in trees] == [[5, 6], [1], []]
     assert drafter._courses[1].places is drafter._courses[3].places
+    assert drafter._courses[4].places is not drafter._courses[1].places
 
 
 def test_forks_go_their_own_way() -> None:

@@ -121,7 +121,8 @@ class PredictionDrafter:
         self._courses: dict[int, _Course] = {}
 
     def start(self, view: View, valid: int) -> None:
-        known = (course.places for course in self._courses.values() if course.places.text == view.prediction)
+        # The answers to one request share the object; an equal text of another's would show in the timing.
+        known = (course.places for course in self._courses.values() if course.places.text is view.prediction)
         self._courses[view.id] = _Course(next(known, None) or Places(view.prediction), view.prompt_length)
 
     def fork(self, parent: int, child: View) -> None:
