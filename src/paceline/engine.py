@@ -120,8 +120,8 @@ class Engine:
             delivered=len(tokens),
         )
         self.scheduler.add(sequence)
-        self.pacer.start(sequence.id, request.cache_salt)
         try:
+            self.pacer.start(sequence.id, request.cache_salt)
             self.drafting.start(sequence)
         except BaseException as error:
             self._fail(sequence, error)
