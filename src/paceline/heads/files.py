@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 
 from paceline.errors import WeightsError
 from paceline.targets.hub import locate_head
+from paceline.targets.json_files import read_object
 from paceline.targets.weights import IGNORED, read_tensors, tensor_names, weight_files
 
 if TYPE_CHECKING:
@@ -77,15 +77,7 @@ def _is_ignored(name: str) -> bool:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} is not readable as JSON ({error}); fetch it again.") from error
-    if not isinstance(found, dict):
-        raise WeightsError(f"{path} does not hold a JSON object; fetch it again.")
-    return found
+    return read_object(path, WeightsError) if path.exists() else {}
 
 
 def take(

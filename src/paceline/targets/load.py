@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from paceline.folders import cache_folder, make_folder
 from paceline.options import choice
 from paceline.targets import hub, vocabulary
 from paceline.targets.decoder import Decoder
+from paceline.targets.json_files import read_object
 from paceline.targets.linear import Format
 from paceline.targets.packed import PACKING_VERSION, convert, open_packed, short_context
 from paceline.targets.progress import shown
@@ -240,23 +240,12 @@ def _read(
         limit = file.longrope_original
         file_short = None if limit is None else (limit, file.spec_for(limit))
         return file.spec, file, file.tokenizer_parts, file_short
-    config = _config(located.path)
+    config = read_object(located.path / "config.json", WeightsError)
     spec = from_hf_config(config)
     original = uses_longrope(config)
     folder_short = None if original is None else (original, from_hf_config(config, original))
     parts = vocabulary.from_folder(located.path)
     return spec, FolderWeights(spec, located.path), parts, folder_short
-
-
-def _config(folder: Path) -> dict[str, object]:
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} is not readable as JSON ({error}); fetch it again.") from error
-    if not isinstance(found, dict):
-        raise WeightsError(f"{path} does not hold a JSON object; fetch it again.")
-    return found
 
 
 def _notes(spec: ModelSpec, tokenizer: TokenizerParts, entry: Path, limit: int | None) -> list[str]:

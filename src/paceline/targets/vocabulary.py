@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from paceline.errors import TokenizerError
+from paceline.targets.json_files import read_object
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,15 +79,7 @@ def from_folder(folder: Path) -> TokenizerParts:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} is not readable as JSON ({error}); fetch it again.") from error
-    if not isinstance(found, dict):
-        raise TokenizerError(f"{path} does not hold a JSON object; fetch it again.")
-    return found
+    return read_object(path, TokenizerError) if path.exists() else {}
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
