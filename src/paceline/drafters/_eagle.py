@@ -8,12 +8,13 @@ head's own output of the row above. When tokens are committed their rows are tak
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.batch import Rows
-from paceline.drafters import Needs, Outcome, View
+from paceline.drafters import Method, Needs, Outcome, View
 from paceline.drafters._candidates import WIDTH, candidates, tree_of, width_of
 from paceline.drafters._heads import head_of
 from paceline.drafters._selftest import check_agreement, temporary_tables
@@ -226,9 +227,21 @@ def _is_long(state: _State) -> bool:
     return state.known - state.filled > _PIECE and state.known < len(state.tokens)
 
 
-def make(kind: EagleKind, speculation: Speculation, around: Surroundings) -> EagleDrafter:
-    """The drafter of a head of one kind.
+def method(kind: EagleKind) -> Method:
+    """The method of heads of one kind."""
+    return Method(
+        partial(_make, kind),
+        partial(_groups, kind),
+        options=("model", "random", "tree", "rule"),
+        model="needed",
+        sampled=True,
+        trees=True,
+        shapes=True,
+    )
 
+
+def _make(kind: EagleKind, speculation: Speculation, around: Surroundings) -> EagleDrafter:
+    """
     Raises:
         DrafterError: the head is of another kind, or does not fit the target.
         HubError, WeightsError: it cannot be read.
@@ -238,8 +251,7 @@ def make(kind: EagleKind, speculation: Speculation, around: Surroundings) -> Eag
     return EagleDrafter(kind, head, pool, around.max_model_len, tree_of(speculation))
 
 
-def groups(kind: EagleKind, speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
-    """The cache groups of a head; the errors are those of :func:`make`."""
+def _groups(kind: EagleKind, speculation: Speculation, models: Models) -> Sequence[CacheGroup]:
     return _decoder(kind, speculation, models).groups
 
 
