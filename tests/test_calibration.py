@@ -72,6 +72,19 @@ def test_claims_are_told_apart_and_one_teaches_nothing_of_another() -> None:
     assert weighed(Judge(shared), [0.999]) == [pytest.approx(0.995)]
 
 
+def test_one_judgement_decides_nothing() -> None:
+    """What a drafter claims counts for a few judgements, so estimates begin there and move by degrees."""
+    for truth in (RIGHT, WRONG):
+        shared, moved = Calibration(), []
+        for _ in range(12):
+            judge = Judge(shared)
+            judge.weigh(chain([0.5]))
+            judge.learn([truth])
+            moved.append(abs(weighed(Judge(shared), [0.5])[0] - 0.5))
+        assert moved == sorted(moved)
+        assert moved[0] < 0.2 < 0.35 < moved[-1]
+
+
 def test_depths_and_origins_are_told_apart() -> None:
     shared, dice = Calibration(), random.Random(9)
     rates = {"good": [0.9, 0.7, 0.5, 0.3], "bad": [0.3, 0.6, 0.9, 0.8]}

@@ -162,6 +162,8 @@ def test_a_lookup_is_asked_for_more_than_was_worth_it_of_late() -> None:
     for length in (8, 24, 56):
         assert kept(pacer, chain([0.99] * length)) == [length]
         assert pacer.budgets([wish]) == [min(63, 8 + 2 * length)]
+    kept(pacer, chain([0.9]))
+    assert pacer.budgets([wish])[0] > 40  # one short step says little
     for _ in range(60):
         kept(pacer, chain([0.9]))
     assert pacer.budgets([wish])[0] <= 10
