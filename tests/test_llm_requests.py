@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from paceline import LLM, ContextLengthError, OptionError, RequestError, Sampling
+from paceline.constraint import TokenAutomaton
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +67,19 @@ def test_what_is_no_prompt_is_refused(llm: LLM, prompt: Any, sentence: str) -> N
 def test_a_stream_refuses_before_it_begins(llm: LLM, prompt: Any) -> None:
     with pytest.raises(RequestError):
         llm.stream(prompt, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"speculation": {"method": "draft_model"}}, "needs a draft model"),
+        ({"constraint": TokenAutomaton.from_texts([[5]], 2), "sampling": LONG}, "ignore_eos exclude each other"),
+        ({"prediction": [10**6]}, "0 to 49151"),
+    ],
+)
+def test_a_stream_refuses_options_before_it_begins(llm: LLM, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((OptionError, RequestError), match=sentence):
+        llm.stream(STORY, **options)
 
 
 def test_texts_and_ids_of_every_kind_are_the_same_prompt(llm: LLM) -> None:

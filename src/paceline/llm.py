@@ -201,21 +201,17 @@ class LLM:
         """Complete one prompt step by step. Leaving the iterator stops the request and frees all that it holds.
 
         Raises:
-            OptionError: ``sampling.n`` is above 1.
+            OptionError: ``sampling.n`` is above 1, or the speculation asked for is not to be had.
             RequestError: as for :meth:`generate`.
         """
         sampling = self._sampling(sampling)
         if sampling.n != 1:
             raise OptionError(f"a stream has one answer; n is {sampling.n}.")
-        ids = self._encode(prompt)
-        self._check_length(ids, sampling)
-        check(wishes)
-        Speculation.parse(wishes.get("speculation", {}), self.speculation)
-        return self._follow(ids, sampling, wishes)
+        return self._follow(*self._request(self._encode(prompt), sampling, wishes))
 
-    def _follow(self, prompt: list[int], sampling: Sampling, wishes: Wishes) -> Iterator[Chunk]:
+    def _follow(self, request: Request, rules: LogitRules) -> Iterator[Chunk]:
         """Queue the request when the first chunk is asked for, so that a stream never begun holds nothing."""
-        (running,) = self._add(prompt, sampling, wishes)
+        (running,) = self._add(request, rules)
         given, going = 0, True
         try:
             while going:
@@ -244,14 +240,14 @@ class LLM:
         Raises:
             RequestError: as for :meth:`generate`.
         """
-        return self._add(self._encode(prompt), self._sampling(sampling), wishes, drafter)
+        return self._add(*self._request(self._encode(prompt), self._sampling(sampling), wishes), drafter)
 
     def _run(self, prompts: Sequence[list[int]], sampling: Sampling | None, wishes: Wishes) -> list[Any]:
         sampling = self._sampling(sampling)
         groups: list[list[Running]] = []
         try:
             for prompt in prompts:
-                groups.append(self._add(prompt, sampling, wishes))
+                groups.append(self._add(*self._request(prompt, sampling, wishes)))
             every = [running for group in groups for running in group]
             going = bool(every)
             while going:
@@ -292,17 +288,15 @@ class LLM:
     def _encode(self, prompt: Any) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.check(prompt)
 
-    def _add(
-        self, prompt: list[int], sampling: Sampling, wishes: Wishes, drafter: Drafter | None = None
-    ) -> list[Running]:
-        """Queue the choices of one prompt, after every check that can fail."""
+    def _request(self, prompt: list[int], sampling: Sampling, wishes: Wishes) -> tuple[Request, LogitRules]:
+        """The first choice of one prompt, and the rules of all; whatever can be refused without a drafter is."""
         self._check_length(prompt, sampling)
         check(wishes)
         spec = Speculation.parse(wishes.get("speculation", {}), self.speculation)
         methods.check(spec)
         wanted = self.max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         rules = self._rules(sampling, prompt, wishes.get("constraint"))
-        first = Request(
+        request = Request(
             prompt=tuple(prompt),
             sampling=sampling,
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
@@ -316,16 +310,20 @@ class LLM:
             prediction=tuple(self._prediction(wishes.get("prediction"))),
             constraint=wishes.get("constraint"),
         )
+        return request, rules
+
+    def _add(self, request: Request, rules: LogitRules, drafter: Drafter | None = None) -> list[Running]:
+        """Queue all choices of a request."""
         added: list[Running] = []
         with self._turns:
-            if not spec.enabled:
+            if not request.speculation.enabled:
                 drafter = None
             elif drafter is None:
-                drafter = self.roster.drafter(spec)
+                drafter = self.roster.drafter(request.speculation)
             try:
-                for choice in range(sampling.n):
-                    request = replace(first, choice=choice)
-                    added.append(self.engine.add(request, rules, self._detokenizer(request), drafter))
+                for choice in range(request.sampling.n):
+                    one = replace(request, choice=choice)
+                    added.append(self.engine.add(one, rules, self._detokenizer(one), drafter))
             except BaseException:
                 self._cancel(added)
                 raise
