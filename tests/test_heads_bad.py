@@ -276,3 +276,9 @@ def test_heads_are_told_from_models(make: Callable[[], Made], tmp_path: Path) ->
     config, tensors = eagle1()
     model = {name: tensor for name, tensor in tensors.items() if not name.startswith("fc")}
     assert not is_head(str(write(tmp_path / "model", config, model)))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "SmolLM2-135M", "somewhere/model.gguf"])
+def test_what_only_whole_models_are_called_is_no_head(name: str) -> None:
+    """Nothing is looked for, so a draft model may be named as any model is."""
+    assert not is_head(name)

@@ -10,7 +10,7 @@ import torch
 from paceline.errors import WeightsError
 from paceline.targets.hub import locate_head
 from paceline.targets.json_files import read_object
-from paceline.targets.weights import IGNORED, read_tensors, tensor_names, weight_files
+from paceline.targets.weights import is_ignored, read_tensors, tensor_names, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -53,7 +53,7 @@ def open_files(name: str) -> Files:
     """
     path, files, config = _locate(name)
     tensors = read_tensors(files)
-    return Files(path, config, {name: tensor for name, tensor in tensors.items() if not _is_ignored(name)})
+    return Files(path, config, {name: tensor for name, tensor in tensors.items() if not is_ignored(name)})
 
 
 def peek(name: str) -> tuple[dict[str, Any], list[str]]:
@@ -69,10 +69,6 @@ def _locate(name: str) -> tuple[Path, list[Path], dict[str, Any]]:
     if path.suffix not in WEIGHT_ENDINGS:
         raise WeightsError(f"{path} is not a file of weights ({', '.join(WEIGHT_ENDINGS)}).")
     return path, [path], _config(path.parent)
-
-
-def _is_ignored(name: str) -> bool:
-    return any(pattern.match(name) for pattern in IGNORED)
 
 
 def _config(folder: Path) -> dict[str, Any]:

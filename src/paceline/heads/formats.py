@@ -9,6 +9,7 @@ from paceline.errors import DrafterError, PacelineError, WeightsError
 from paceline.heads import read_medusa
 from paceline.heads.files import open_files, peek
 from paceline.heads.read_eagle import read_eagle
+from paceline.targets.hub import known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -51,12 +52,15 @@ def read_head(name: str) -> Head:
 
 
 def is_head(name: str) -> bool:
-    """Whether `name`, a folder, file or repository, is a drafting head, supported or not, and not a whole model.
+    """Whether `name` is a drafting head, supported or not, and not a whole model: the default one, a GGUF file, or
+    what else lies in a folder, a file of weights or a repository.
 
     Raises:
         HubError: nothing is there, or it cannot be fetched.
         WeightsError: a file is broken.
     """
+    if known(name) is not None or name.endswith(".gguf"):
+        return False
     config, names = peek(name)
     return _known(names) is not None or _other(names, config) is not None
 

@@ -81,7 +81,7 @@ def locate(model: str, *, refresh: bool = False, progress: bool = False) -> Loca
     return Located(model, folder, folder_fingerprint(folder))
 
 
-def locate_head(name: str, *, refresh: bool = False, progress: bool = False) -> Path:
+def locate_head(name: str) -> Path:
     """Where a drafting head lies: a folder, a file of weights, or a repository `owner/name`, optionally `@revision`.
 
     Raises:
@@ -92,11 +92,11 @@ def locate_head(name: str, *, refresh: bool = False, progress: bool = False) -> 
     if name and path.exists():
         return path.resolve()
     match = _REPOSITORY.fullmatch(name)
-    if match is None or path.suffix in {".safetensors", ".bin", ".pt"}:
+    if match is None or path.suffix in {".safetensors", ".bin", ".pt", ".pth"}:
         raise HubError(
             f"'{name}' is neither a folder or file of weights that exists, nor a repository id (owner/name)."
         )
-    return _repository(match["name"], match["revision"], refresh, progress, tokenizer=False)
+    return _repository(match["name"], match["revision"], refresh=False, progress=False, tokenizer=False)
 
 
 def known(model: str) -> Located | None:

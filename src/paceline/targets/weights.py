@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.targets.spec import ModelSpec
 
 # What a checkpoint may hold besides the language model, and stored tables that are computed anew.
-IGNORED = (
+_IGNORED = (
     re.compile(r"(model\.)?vision_tower\."),
     re.compile(r"(model\.)?vision_model\."),
     re.compile(r"(model\.)?multi_modal_projector\."),
@@ -177,14 +177,14 @@ class FolderWeights:
         self._folder = folder
         self._store = _open_store(folder)
         present = self._store.shapes()
-        embedding = [name for name in present if name.endswith("embed_tokens.weight") and not _is_ignored(name)]
+        embedding = [name for name in present if name.endswith("embed_tokens.weight") and not is_ignored(name)]
         if len(embedding) != 1:
             raise WeightsError(f"{folder}: found {len(embedding)} tensors named embed_tokens.weight, not one.")
         prefix = embedding[0].removesuffix("embed_tokens.weight")
-        heads = [name for name in present if name.endswith("lm_head.weight") and not _is_ignored(name)]
+        heads = [name for name in present if name.endswith("lm_head.weight") and not is_ignored(name)]
         head = heads[0] if heads else "lm_head.weight"
         self._places = _folder_places(spec, prefix, head)
-        accounted = [name for name in present if _is_ignored(name) or name.startswith(owned or ("\0",))]
+        accounted = [name for name in present if is_ignored(name) or name.startswith(owned or ("\0",))]
         if spec.tied and heads:
             self._check_tied_head(embedding[0], head)
             accounted.append(head)
@@ -241,8 +241,9 @@ def fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _is_ignored(name: str) -> bool:
-    return any(pattern.match(name) for pattern in IGNORED)
+def is_ignored(name: str) -> bool:
+    """Whether a stored tensor does not matter for text."""
+    return any(pattern.match(name) for pattern in _IGNORED)
 
 
 class _Store(Protocol):
@@ -319,7 +320,7 @@ class _SafetensorsStore:
         found = {}
         for name, handle in self._owner.items():
             part = handle.get_slice(name)
-            if part.get_dtype() not in _FLOATS and not _is_ignored(name):
+            if part.get_dtype() not in _FLOATS and not is_ignored(name):
                 raise WeightsError(f"the tensor {name} is stored as {part.get_dtype()}, which is not supported.")
             found[name] = tuple(part.get_shape())
         return found
@@ -339,7 +340,7 @@ class _TorchStore:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         for name, tensor in self._tensors.items():
-            if tensor.dtype not in _TORCH_FLOATS and not _is_ignored(name):
+            if tensor.dtype not in _TORCH_FLOATS and not is_ignored(name):
                 raise WeightsError(f"the tensor {name} is stored as {tensor.dtype}, which is not supported.")
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
