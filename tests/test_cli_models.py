@@ -137,7 +137,7 @@ def test_a_tiny_model_generates_from_its_folder(
     assert "converted weights: " in captured.err
     shown = json.loads(captured.out)
     assert shown["completion_tokens"] == 6
-    assert shown["speculation"]["method"] == "draft_model"
+    assert shown["speculation"]["method"] == "cascade"
     assert main([*arguments, "--no-speculation"]) == 0
     captured = capsys.readouterr()
     assert "convert" not in captured.err

@@ -16,7 +16,6 @@ from paceline.heads.check import Check, check_head
 from paceline.heads.files import WEIGHT_ENDINGS
 from paceline.heads.formats import is_head, read_head
 from paceline.heads.head import Head
-from paceline.targets import hub
 from paceline.targets.load import Opened, open_model
 from paceline.targets.vocabulary import compare_vocabularies
 
@@ -53,11 +52,8 @@ def inspect(
 
 def _is_head(name: str) -> bool:
     """Whether this is a drafting head; what is broken is left to whoever reads it as a model."""
-    suffix = Path(name).suffix
-    if hub.known(name) is not None or suffix == ".gguf":
-        return False
     try:
-        return suffix in WEIGHT_ENDINGS or is_head(name)
+        return Path(name).suffix in WEIGHT_ENDINGS or is_head(name)
     except ModelError:
         return False
 
