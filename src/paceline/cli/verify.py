@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.bench.verify import ENOUGH, FIRST_SEED, Verification
-from paceline.bench.ways import SHARE, WAYS, chosen_ways, draws
+from paceline.bench.ways import SHARE, WAYS, chosen_ways, combinations, draws
 from paceline.cli.flags import verb
 from paceline.cli.measure import ASKED, MEASURING, Asked, Drafts, Measuring, Tokens
 from paceline.cli.model import ENGINE, MODEL_HELP
@@ -47,8 +47,14 @@ def verify(
             help=f"Each prompt in one of {SHARE} combinations or more, by lot, and enough drafts judged.",
         ),
     ] = False,
+    every: Annotated[
+        bool, typer.Option("--every", help="With --full: each prompt in every combination, none by lot.")
+    ] = False,
 ) -> int:
+    if every and not full:
+        raise OptionError("every goes with full: without it each prompt is in every combination anyway.")
     ways, result = chosen_ways(method), Measuring(**measuring)
+    lots = len(combinations(ways)) if every else draws(ways)
     prompts = Asked(**asked).take(None if full else SHIPPED, quiet=result.quiet)
     if engine.setdefault("max_num_seqs", AT_A_TIME) < AT_A_TIME:
         raise OptionError(f"max_num_seqs is {engine['max_num_seqs']}; verifying runs {AT_A_TIME} requests at a time.")
@@ -60,7 +66,7 @@ def verify(
             prompts,
             cells,
             max_tokens=max_tokens,
-            draws=draws(ways) if full else None,
+            draws=lots if full else None,
             drafts=drafts or 5,
             draft_layers=draft_layers,
             ways=ways,
