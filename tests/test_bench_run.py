@@ -213,7 +213,7 @@ def write(path: Path, rows: list[Prompt], key: str) -> str:
 def test_the_run_verb(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions = write(tmp_path / "questions.jsonl", prompts(4), "question_id")
     options = ["-m", str(model_folder), "--prompts", questions, "--max-tokens", "6", "--repeats", "1", "--threads", "2"]
-    long = "draft_model:draft_layers=2,adaptive=false,num_speculative_tokens=7,prompt_lookup_min=3,prompt_lookup_max=4"
+    long = "draft_model:draft_layers=2,adaptive=false,num_speculative_tokens=7,tree=none,vocabulary=same,rule=coupled"
     methods = ["--method", "ngram", "--method", long]
     assert main(["bench", "run", *options, *methods, "--output", str(tmp_path / "cells.jsonl")]) == 0
     captured = capsys.readouterr()

@@ -30,8 +30,7 @@ def chain(claims: Seq[float], origin: str = "x") -> TokenTree:
 
 def weighed(judge: Judge, claims: Seq[float], origin: str = "x") -> list[float]:
     """The calibrated chance of each node of a chain after the one before; nothing is learned from it."""
-    tree = chain(claims, origin)
-    judge.weigh(tree)
+    tree = judge.weigh(chain(claims, origin))
     return [below / above for above, below in zip(tree.survival, tree.survival[1:], strict=False)]
 
 
@@ -152,14 +151,11 @@ def test_what_was_cut_before_verification_is_judged_by_what_followed() -> None:
     pacer = Pacer()
     pacer.start(0)
     for _ in range(60):
-        tree = chain([0.5, 0.5])
-        pacer.weigh(0, tree)
+        tree = pacer.weigh(0, chain([0.5, 0.5]))
         cut = tree.best(1, Dropping())
         assert len(cut) == 1
         pacer.learn_outcome(0, [RIGHT], 0)
-    tree = chain([0.5, 0.5])
-    pacer.weigh(0, tree)
-    assert tree.survival[1] > 0.9
+    assert pacer.weigh(0, chain([0.5, 0.5])).survival[1] > 0.9
     shared = Calibration()
     judge = Judge(shared)
     for _ in range(60):
@@ -180,8 +176,8 @@ def test_all_children_of_what_was_right_are_judged_and_none_of_what_was_wrong() 
     for _ in range(40):
         judge.weigh(tree)
         assert judge.learn([RIGHT, RIGHT, RIGHT]) == (1, True)
-        tree.survival[:] = [1.0, 0.5, 0.5, 0.25, 0.25, 0.25]
-    judge.weigh(tree)
+    assert tree.survival == [1.0, 0.5, 0.5, 0.25, 0.25, 0.25], "a drafter's own tree stays as it is"
+    tree = judge.weigh(tree)
     chances = {
         tree.origin[node]: tree.survival[node] / tree.survival[tree.parents[node]] for node in range(1, len(tree))
     }
@@ -213,8 +209,7 @@ def _told(pacer: Pacer, sequence: int, truth: int, times: int = 200) -> None:
 
 def _asked(pacer: Pacer, sequence: int, salt: str | None) -> float:
     pacer.start(sequence, salt)
-    tree = chain([0.5])
-    pacer.weigh(sequence, tree)
+    tree = pacer.weigh(sequence, chain([0.5]))
     pacer.release(sequence)
     return tree.survival[1]
 
@@ -281,7 +276,7 @@ def test_survival_stays_above_nothing_and_never_rises(rounds: list[tuple[TokenTr
     judge = Judge(Calibration())
     for tree, truth in rounds:
         tokens, parents = list(tree.tokens), list(tree.parents)
-        judge.weigh(tree)
+        tree = judge.weigh(tree)
         assert (tree.tokens, tree.parents) == (tokens, parents)
         tree.check(5)
         assert tree.survival[0] == 1.0

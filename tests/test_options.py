@@ -145,6 +145,9 @@ def test_an_alias() -> None:
         ({"num_speculative_tokens": 2.5}, "whole number"),
         ({"num_speculative_tokens": True}, "whole number"),
         ({"model": "small", "draft_layers": 3}, "exclude each other"),
+        ({"prompt_lookup_max": 4}, "prompt_lookup_max is an option of ngram; method 'cascade' does not read it"),
+        ({"method": "ngram", "lookahead_window": 4}, "an option of lookahead; method 'ngram' does not read it"),
+        ({"method": "ngram", "vocabulary": "same"}, "an option of .*draft_model.*; method 'ngram' does not read it"),
         ({"suffix_decoding_max_tree_depth": 1}, "2 to 1024"),
         ({"suffix_decoding_max_cached_requests": -1}, "at least 0"),
         ({"suffix_decoding_max_spec_factor": -0.5}, "at least 0"),
@@ -243,5 +246,5 @@ def test_keys_of_others_are_taken_where_they_change_nothing(key: str) -> None:
 
 
 def test_the_bounds_of_a_lookup_follow_the_one_that_is_named() -> None:
-    assert Speculation.parse({"prompt_lookup_min": 8}).prompt_lookup_max == 8
-    assert Speculation.parse({"prompt_lookup_max": 1}).prompt_lookup_min == 1
+    assert Speculation.parse({"method": "ngram", "prompt_lookup_min": 8}).prompt_lookup_max == 8
+    assert Speculation.parse({"method": "ngram", "prompt_lookup_max": 1}).prompt_lookup_min == 1

@@ -41,9 +41,8 @@ def _chain(length: int, origin: str) -> TokenTree:
 
 
 def _selected(pacer: Pacer, trees: list[TokenTree]) -> list[TokenTree]:
-    for sequence, tree in enumerate(trees):
-        pacer.weigh(sequence, tree)
-    return pacer.select(list(enumerate(trees)), 0, Dropping())
+    weighed = [pacer.weigh(sequence, tree) for sequence, tree in enumerate(trees)]
+    return pacer.select(list(enumerate(weighed)), 0, Dropping())
 
 
 @dataclass

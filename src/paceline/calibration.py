@@ -8,7 +8,7 @@ their ancestors to come true.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,13 +88,11 @@ class Judge:
         self._drafted: TokenTree | None = None
         self._keys: list[_Key] = []
         self._expected: list[float] = []
-        self._claimed: list[float] = []
 
-    def weigh(self, tree: TokenTree) -> None:
-        """Put calibrated estimates in the place of the tree's own; it is judged when :meth:`learn` is called."""
+    def weigh(self, tree: TokenTree) -> TokenTree:
+        """The tree with calibrated estimates in the place of its own; it is judged when :meth:`learn` is called."""
         depths = tree.depths()
         claims = [1.0, *(_share(tree.survival, tree.parents, node) for node in range(1, len(tree)))]
-        self._drafted, self._claimed = tree, claims
         self._keys = [
             (origin, min(depth, _DEEP), _step(claim))
             for origin, depth, claim in zip(tree.origin, depths, claims, strict=True)
@@ -108,7 +106,8 @@ class Judge:
             odds = _log_odds(_bounded(expected)) + shifts.get(tree.origin[node], 0.0)
             self._expected[node] = expected
             survival[node] = survival[tree.parents[node]] * _bounded(1 / (1 + math.exp(-odds)))
-        tree.survival[:] = survival
+        self._drafted = replace(tree, survival=survival)
+        return self._drafted
 
     def learn(self, truth: Sequence[int]) -> tuple[int, bool]:
         """Judge the tree that was weighed last by the tokens that followed its root.

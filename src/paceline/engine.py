@@ -150,6 +150,8 @@ class Engine:
             self._stepping = True
             return self._step()
         except BaseException as error:
+            while self._passes:
+                self._deliver(self._passes.popleft())
             for sequence in list(self.scheduler.running):
                 self._fail(sequence, error)
             raise
@@ -203,14 +205,16 @@ class Engine:
         beside = 0
         for sequence, ceiling in zip(sequences, ceilings, strict=True):
             tree, dropping = trees.get(sequence.id), sequence.choose.dropping
-            if tree is not None:
-                self.pacer.weigh(sequence.id, tree)
-                if dropping is not None:
-                    tree = trees[sequence.id] = tree.best(ceiling + 1, dropping)
             if tree is not None and dropping is not None and sequence.request.paced:
+                tree = self.pacer.weigh(sequence.id, tree).best(ceiling + 1, dropping)
                 paced.append((sequence.id, tree))
+            elif tree is not None:
+                # What is measured may not decide what is verified here; it is weighed for what it teaches.
+                tree = tree if dropping is None else tree.best(ceiling + 1, dropping)
+                trees[sequence.id] = self.pacer.weigh(sequence.id, tree)
+                beside += len(tree)
             else:
-                beside += 1 if tree is None else len(tree)
+                beside += 1
         if paced:
             chosen = self.pacer.select(paced, beside, Dropping())
             trees.update((number, tree) for (number, _), tree in zip(paced, chosen, strict=True))

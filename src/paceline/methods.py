@@ -13,11 +13,15 @@ from paceline.errors import DrafterError, OptionError
 from paceline.shape import TreeShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from paceline.drafters import Drafter, Method, Models, Surroundings
     from paceline.options import Speculation
     from paceline.pages import CacheGroup
+
+
+_JUDGED = ("model", "draft_layers", "tree", "rule", "random")
+"""Options that :func:`check` has an opinion of."""
 
 
 def names() -> list[str]:
@@ -85,6 +89,21 @@ def check(speculation: Speculation) -> None:
             if "draft_layers" in method.options
             else f"method {name!r} needs a head that was trained for the target: name its checkpoint with model=..."
         )
+
+
+def check_given(options: Iterable[str], speculation: Speculation) -> None:
+    """Refuse an option of single methods that was given by name and that the method in use does not read.
+
+    Raises:
+        OptionError: with the methods that read it.
+    """
+    name = chosen(speculation)
+    for option in options:
+        if option in _JUDGED or option in find(name).options:
+            continue
+        readers = [method for method in names() if option in find(method).options]
+        if readers:
+            raise OptionError(f"{option} is an option of {', '.join(readers)}; method {name!r} does not read it.")
 
 
 def _check_rule(name: str, speculation: Speculation) -> None:

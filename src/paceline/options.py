@@ -333,8 +333,11 @@ class Speculation:
             changes.update(method=base.method, enabled=False)
         if changes:
             changes.setdefault("enabled", True)
+        own_given = list(changes)
         _follow(changes, base)
-        return dataclasses.replace(base, **changes)
+        merged = dataclasses.replace(base, **changes)
+        methods.check_given(own_given, merged)
+        return merged
 
 
 def _follow(changes: dict[str, Any], base: Speculation) -> None:

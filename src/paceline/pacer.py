@@ -237,9 +237,9 @@ class Pacer:
             state.kept = max(count - 1.0, _FADE * state.kept)
         return [tree.best(count, by) for (_, tree), count in zip(proposals, kept, strict=True)]
 
-    def weigh(self, sequence: int, tree: TokenTree) -> None:
-        """Put calibrated estimates in the place of a proposed tree's own."""
-        self._states[sequence].judge.weigh(tree)
+    def weigh(self, sequence: int, tree: TokenTree) -> TokenTree:
+        """A proposed tree with calibrated estimates in the place of its own."""
+        return self._states[sequence].judge.weigh(tree)
 
     def _one_more(self, rows: int, alive: float) -> int:
         """Whether to take one row more than seems best, for what its time tells: now and then, and where it may well be

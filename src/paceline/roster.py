@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, cast
 
 from paceline import methods
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from paceline.pages import CacheGroup, PagePool
     from paceline.targets.decoder import Decoder
     from paceline.targets.load import Loaded
+
+
+_KEPT = 16  # drafters of different options that are kept with what they have learned
 
 
 class DraftModels:
@@ -78,6 +82,7 @@ class Roster:
         self._models = models
         self._budget = budget
         self._pools: list[PagePool] = []
+        self._cut: list[PagePool] = []
         self._drafters: dict[tuple[object, ...], Drafter] = {}
 
     @property
@@ -86,7 +91,7 @@ class Roster:
         return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in self._pools)
 
     def drafter(self, speculation: Speculation) -> Drafter:
-        """The drafter for these options.
+        """The drafter for these options; those that were asked for last are kept.
 
         Raises:
             OptionError: method and draft model do not go together.
@@ -95,15 +100,34 @@ class Roster:
             ResourceError: the cache has no room for it.
         """
         key = methods.recipe(speculation)
-        if key not in self._drafters:
-            self._drafters[key] = methods.create(speculation, self)
-        return self._drafters[key]
+        drafter = self._drafters.pop(key, None) or self._made(speculation)
+        self._drafters[key] = drafter
+        while len(self._drafters) > _KEPT:
+            del self._drafters[next(iter(self._drafters))]
+        return drafter
+
+    def _made(self, speculation: Speculation) -> Drafter:
+        """A new drafter. Its pools go back when the last who uses it is done, whether or not it is still kept."""
+        outer, self._cut = self._cut, []
+        try:
+            drafter = methods.create(speculation, self)
+        except BaseException:
+            self._give_back(self._cut)
+            raise
+        else:
+            weakref.finalize(drafter, self._give_back, self._cut).atexit = False
+            return drafter
+        finally:
+            self._cut = outer
+
+    def _give_back(self, pools: Sequence[PagePool]) -> None:
+        self._budget.give_back(pools)
+        for pool in pools:
+            self._pools.remove(pool)
 
     def forget(self) -> None:
         """Give up every drafter, with all that it has learned; models stay loaded."""
         self._drafters.clear()
-        self._budget.give_back(self._pools)
-        self._pools.clear()
 
     def prefix(self, layers: int) -> Decoder:
         return self._models.prefix(layers)
@@ -117,4 +141,5 @@ class Roster:
     def pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
         pools = self._budget.cut(groups)
         self._pools += pools
+        self._cut += pools
         return pools
