@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from paceline import LLM, OptionError, Sampling, drafters, methods
-from paceline.drafters import View
+from paceline.drafters import Outcome, View
 from paceline.errors import DrafterError
 from paceline.options import Speculation
 from paceline.tree import Dropping
@@ -232,6 +233,9 @@ def test_every_drafter_survives_hostile_calls(tiny_llm: LLM, method: str) -> Non
     for view in views:
         drafter.start(view, 0)
         assert drafter.length(view.id) in range(4)
+    rows = torch.randn(2, tiny_llm.loaded.spec.hidden, generator=torch.Generator().manual_seed(0))
+    taps = dict.fromkeys(drafter.needs.features, rows)
+    drafter.observe([Outcome(views[0].id, 0, [1, 2], 0, 3, taps)])  # one is ready to draft, and one is not
     for _ in range(2):
         trees = drafter.propose(views, [0, 0])
         assert [(tree.tokens, tree.parents) for tree in trees] == [([3], [-1])] * 2
