@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
-
-import torch
 
 from paceline.acceptance import RULES
 from paceline.batch import Rows
@@ -20,11 +17,12 @@ from paceline.pacer import Pacer, Wish
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
 from paceline.scheduler import Scheduler
+from paceline.torch_threads import ONE_TORCH_THREAD
 from paceline.tree import Dropping, TokenTree
 from paceline.verify import Verdict, Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     from torch import Tensor
@@ -164,12 +162,12 @@ class Engine:
         started = self.clock()
         plan = self.scheduler.plan()
         if plan:
-            with _one_torch_thread():
+            with ONE_TORCH_THREAD:
                 decodes = self._propose(plan)
             proposed = self.clock()
             scores = self._forward(decodes, plan.pieces)
             scored = self.clock()
-            with _one_torch_thread():
+            with ONE_TORCH_THREAD:
                 done = self._accept(decodes, plan.pieces, scores)
                 accepted = self.clock()
                 judged = ((decode.sequence, decode.tree, verdict) for decode, verdict in done.decodes)
@@ -366,15 +364,3 @@ class Engine:
         sequence.error = error
         self._finish(sequence, sequence.finish_reason or "abort")
         sequence.drafter = None
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Keep torch to one thread: over a row of logits its own threads cost more than they bring, and when they wait
-    they take the cores from the kernels' threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
