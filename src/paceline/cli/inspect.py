@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.bridges import bridge
 from paceline.cli.flags import verb
 from paceline.cli.model import MODEL_HELP, AsJson
 from paceline.cli.output import print_json
@@ -17,7 +18,8 @@ from paceline.heads.files import WEIGHT_ENDINGS
 from paceline.heads.formats import is_head, read_head
 from paceline.heads.head import Head
 from paceline.targets.load import Opened, open_model
-from paceline.targets.vocabulary import compare_vocabularies
+from paceline.targets.vocabulary import TokenizerParts, compare_vocabularies
+from paceline.text import Tokenizer
 
 INSTEAD = "take a smaller model with the same tokenizer, or draft without one: --method ngram, or --draft-layers N"
 
@@ -118,12 +120,10 @@ def check_pair(target: Opened, name: str, dtype: str | None = None) -> list[Chec
         draft = open_model(name, dtype=dtype, progress=True)
     except ModelError as error:
         return [Check("it loads", False, str(error), INSTEAD)]
-    differences = compare_vocabularies(target.tokenizer, draft.tokenizer)
-    tokens = [Check("same tokens", False, difference, INSTEAD) for difference in differences]
     size, own = draft.weight_bytes, target.weight_bytes
     return [
         Check("it loads", True, f"{draft.spec.family}, {len(draft.spec.layers)} layers"),
-        *(tokens or [Check("same tokens", True, f"{target.tokenizer.size} ids are spelled alike")]),
+        _check_tokens(target.tokenizer, draft.tokenizer),
         Check(
             "smaller",
             size < own,
@@ -132,6 +132,18 @@ def check_pair(target: Opened, name: str, dtype: str | None = None) -> list[Chec
         ),
         Check("context", True, _reach(target.spec.max_positions, draft.spec.max_positions)),
     ]
+
+
+def _check_tokens(target: TokenizerParts, draft: TokenizerParts) -> Check:
+    """Whether the two spell alike, or how drafts get across where they do not."""
+    differences = compare_vocabularies(target, draft)
+    if not differences:
+        return Check("tokens", True, f"{target.size} ids are spelled alike")
+    try:
+        found = bridge(Tokenizer.from_parts(target), Tokenizer.from_parts(draft))
+    except DrafterError as error:
+        return Check("tokens", False, f"{differences[0]}; {error}", INSTEAD)
+    return Check("tokens", True, f"{differences[0]}: drafts go through the vocabulary {found.kind!r}")
 
 
 def _reach(target: int, draft: int) -> str:
