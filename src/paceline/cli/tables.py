@@ -13,6 +13,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_DEPTHS = 10  # of a tree, that a table shows; the others are in the JSON
+
 
 def show(*tables: Table) -> None:
     """Print tables on standard output: as wide as the terminal, or in 80 columns."""
@@ -164,11 +166,15 @@ def _figures(method: str, groups_of: str, groups: Mapping[str, Mapping[str, Any]
             group,
             *(str(figures[key]) for key in ("prompts", "tokens", "differing")),
             *(_two(figures[key]) for key in ("tau", "tau_macro")),
-            " ".join(
-                f"{100 * at['accepted'] / at['reached']:.0f}" for at in figures["accepted_by_position"] if at["reached"]
-            ),
+            _by_depth(figures["accepted_by_position"]),
         )
     return [speed, drafts]
+
+
+def _by_depth(positions: Sequence[Mapping[str, int]]) -> str:
+    """Percent accepted of those that were judged at each of the first depths."""
+    rates = [f"{100 * at['accepted'] / at['reached']:.0f}" for at in positions if at["reached"]]
+    return " ".join(rates[:_DEPTHS]) + " ..." * (len(rates) > _DEPTHS)
 
 
 def _table(title: str, *columns: str, wrapped: int = -1, words: Sequence[int] = (0,)) -> Table:
