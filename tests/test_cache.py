@@ -80,7 +80,12 @@ def test_more_than_is_free_is_refused_with_both_numbers(monkeypatch: pytest.Monk
     with pytest.raises(ResourceError, match=rf"is {Free.available + 1} bytes, and {Free.available} bytes are free"):
         budget(TARGET, memory=Free.available + 1)
     assert sizes(budget(TARGET, memory=Free.available).cut([TARGET])) == [22]
-    assert sizes(budget(TARGET).cut([TARGET])) == [10]  # unless said a quarter
+    plan = budget(TARGET)
+    assert sizes(plan.cut([TARGET])) == [10]  # unless said a quarter
+    assert sizes(plan.cut([TARGET])) == [10]  # and for a drafter that comes later as much again, while it is free
+    Free.available = 39 * TARGET.page_bytes
+    with pytest.raises(ResourceError, match="cache_memory are left"):
+        plan.cut([TARGET])
 
 
 def test_what_a_drafter_wants_beyond_it_is_refused_with_both_numbers_and_a_way_out() -> None:

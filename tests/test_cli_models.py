@@ -47,6 +47,38 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def test_a_rule_that_does_not_promise_the_tokens_is_not_blamed(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under ratio the text is another than without drafts, of the same distribution; that is no failure."""
+    arguments = [
+        "generate",
+        "ab",
+        "--compare",
+        "-m",
+        str(folder(tmp_path / "model", "llama")),
+        "--seed",
+        "1",
+        "--temperature",
+        "1",
+    ]
+    options = [
+        "--method",
+        "draft_model",
+        "--draft-layers",
+        "1",
+        "--max-tokens",
+        "24",
+        "--ignore-eos",
+        "--compare",
+        "-q",
+    ]
+    assert main([*arguments, *options, "--rule", "ratio"]) == 0
+    assert capsys.readouterr().out.endswith("no, nor does this rule promise it\n")
+    assert main([*arguments, *options]) == 0
+    assert capsys.readouterr().out.endswith("yes\n")
+
+
 def test_compare_on_the_default_model(default: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "--chat", REPEAT, "--max-tokens", "16", "--temperature", "0.8", "-q"]
     assert main([*arguments, "--compare", "--json", "--origins"]) == 0

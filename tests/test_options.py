@@ -10,7 +10,9 @@ import pytest
 
 from paceline import methods
 from paceline.errors import OptionError, PacelineError
-from paceline.options import NEUTRAL, OTHER_METHODS, Speculation, integer, number, reject_unknown
+from paceline.options import NEUTRAL, OTHER_METHODS, RULES, Speculation, integer, number, reject_unknown
+from paceline.request import Request
+from paceline.sampling import Sampling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +54,9 @@ def test_left_out_it_is_auto() -> None:
     assert speculation == Speculation() == Speculation.parse(True) == Speculation.parse("auto")
     assert (speculation.enabled, speculation.method, speculation.rule) == (True, "auto", "coupled")
     assert (speculation.adaptive, speculation.tree, speculation.num_speculative_tokens) == (True, "auto", None)
-    assert speculation.ceiling == 63
-    assert Speculation(adaptive=False).ceiling == 5
-    assert Speculation(num_speculative_tokens=9).ceiling == 9
+    assert speculation.ceiling(paced=True) == 63
+    assert speculation.ceiling(paced=False) == 5
+    assert [Speculation(num_speculative_tokens=9).ceiling(paced) for paced in (True, False)] == [9, 9]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,11 @@ def test_drafters_are_shared_where_what_they_are_made_from_is_equal() -> None:
     for method in ("suffix", "recycling"):
         assert made(method=method) == made(method=method, num_speculative_tokens=9)
         assert made(method=method) != made(method=method, tree="none")
+    rules = {rule: made(draft_layers=3, method="draft_model", rule=rule) for rule in RULES}
+    assert rules["coupled"] == rules["typical"]
+    assert rules["ratio"] == rules["block"]
+    assert rules["recursive"] == rules["traversal"]
+    assert len(set(rules.values())) == 3
     for option, value in {
         "suffix_decoding_max_tree_depth": 24,
         "suffix_decoding_max_cached_requests": 5,
@@ -122,7 +129,7 @@ def test_the_file_of_a_tree_is_read_once(tmp_path: Path) -> None:
     file.write_text("[[0], [1], [0, 0]]")
     speculation = Speculation(method="recycling", tree=str(file), adaptive=False)
     file.unlink()
-    assert speculation.ceiling == 3
+    assert speculation.ceiling(paced=False) == 3
     assert speculation.shape is speculation.shape is not None
     with pytest.raises(OptionError, match="cannot be read"):
         replace(speculation, adaptive=True)
@@ -248,3 +255,15 @@ def test_keys_of_others_are_taken_where_they_change_nothing(key: str) -> None:
 def test_the_bounds_of_a_lookup_follow_the_one_that_is_named() -> None:
     assert Speculation.parse({"method": "ngram", "prompt_lookup_min": 8}).prompt_lookup_max == 8
     assert Speculation.parse({"method": "ngram", "prompt_lookup_max": 1}).prompt_lookup_min == 1
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block", "recursive", "traversal", "typical"])
+def test_a_seed_fixes_how_many_are_drafted_where_the_tokens_depend_on_it(rule: str) -> None:
+    """As many as without the pacer, not as many as could ever pay."""
+
+    def request(**sampling: Any) -> Request:
+        speculation = Speculation(method="draft_model", draft_layers=1, rule=rule)
+        return Request((1,), Sampling(**sampling), 0, 0, frozenset(), 9, speculation, 9)
+
+    assert (request(seed=3).paced, request(seed=3).ceiling) == (False, 5)
+    assert (request().paced, request().ceiling) == (True, 63)

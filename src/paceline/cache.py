@@ -36,6 +36,7 @@ class CacheBudget:
         self, groups: Iterable[CacheGroup], memory: int | None, max_num_seqs: int, max_model_len: int, pass_rows: int
     ) -> None:
         free = psutil.virtual_memory().available
+        self._given = memory is not None
         self.memory = free // _SHARE if memory is None else memory
         if self.memory > free:
             raise ResourceError(f"cache_memory is {self.memory} bytes, and {free} bytes are free: lower it.")
@@ -61,7 +62,7 @@ class CacheBudget:
             ResourceError: they do not fit into what is left.
         """
         sizes = [self._size(group) for group in groups]
-        wanted, left = sum(n * g.page_bytes for n, g in zip(sizes, groups, strict=True)), self.memory - self.used
+        wanted, left = sum(n * g.page_bytes for n, g in zip(sizes, groups, strict=True)), self._left()
         if wanted > left:
             raise ResourceError(
                 f"the cache of the drafter takes {wanted} bytes, and {left} of cache_memory are left: name the draft "
@@ -70,6 +71,11 @@ class CacheBudget:
         pools = [PagePool(group, size) for group, size in zip(groups, sizes, strict=True)]
         self._cut += pools
         return pools
+
+    def _left(self) -> int:
+        """Bytes for further pools: of what was given, or else as much again as the free memory has to spare."""
+        left = self.memory - self.used
+        return left if self._given else max(left, psutil.virtual_memory().available // _SHARE)
 
     def give_back(self, pools: Iterable[PagePool]) -> None:
         """Take pools out of the count; their memory goes with the last who holds them."""

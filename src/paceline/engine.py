@@ -185,10 +185,7 @@ class Engine:
     def _propose(self, plan: Plan) -> list[_Decode]:
         """A tree for each decoding sequence: the root alone unless drafting pays."""
         sequences = [sequence for sequence, _ in plan.decodes]
-        ceilings = [
-            min(room, sequence.request.speculation.ceiling) if sequence.drafter else 0
-            for sequence, room in plan.decodes
-        ]
+        ceilings = [min(room, sequence.request.ceiling) if sequence.drafter else 0 for sequence, room in plan.decodes]
         budgets = self._budgets(sequences, ceilings, not plan.pieces)
         trees = self.drafting.propose(zip(sequences, budgets, strict=True))
         self._select(sequences, ceilings, trees)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -61,7 +62,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str | os.PathLike[str] = "smollm2-135m",
         *,
         speculation: SpeculationLike | Speculation = True,
         progress: bool = False,
@@ -73,11 +74,13 @@ class LLM:
             speculation = options.pop("speculative_config")
         names = [field.name for field in fields(EngineOptions)]
         reject_unknown("LLM", options, [*names, "speculation", "speculative_config", "progress"])
+        if not isinstance(model, str | os.PathLike):
+            raise OptionError(f"model is a name, a folder or a file, not {model!r}.")
         self.options = EngineOptions(**options)
         self.speculation = Speculation.parse(speculation)
         methods.check(self.speculation)
         self._progress = progress
-        self.loaded = self._load(model, self.options.max_model_len)
+        self.loaded = self._load(os.fspath(model), self.options.max_model_len)
         self.tokenizer = Tokenizer.from_parts(self.loaded.tokenizer)
         self.max_model_len = self.loaded.decoder.max_positions
         self._template = ChatTemplate.from_parts(self.loaded.tokenizer)

@@ -132,7 +132,15 @@ def _check_rule(name: str, speculation: Speculation) -> None:
 def recipe(speculation: Speculation) -> tuple[object, ...]:
     """What the drafter that ``speculation`` asks for is made from: requests whose recipes are equal share it."""
     name = chosen(speculation)
-    return (name, *(getattr(speculation, option) for option in find(name).options))
+    return (name, *(_part(speculation, option) for option in find(name).options))
+
+
+def _part(speculation: Speculation, option: str) -> object:
+    """What a drafter is made from; of the rule it matters whether drafts are drawn, and as chains or trees."""
+    if option != "rule":
+        return getattr(speculation, option)
+    rule = RULES.get(speculation.rule)
+    return (rule.sampled, rule.trees) if rule is not None and rule.sampled else None
 
 
 def groups(speculation: Speculation, models: Models) -> Sequence[CacheGroup]:

@@ -174,9 +174,10 @@ class Speculation:
         method: "auto", or one of :func:`paceline.methods.names`.
         model: the draft model or the checkpoint of a head: a name, a hub id, a folder or a file.
         num_speculative_tokens: the most drafted tokens of one sequence and step, all nodes of a tree counted, 1 to 63;
-            with ``adaptive`` false their fixed number. 0 is plain decoding. Left out there are as many as pay, and
-            without ``adaptive`` 5, or those of the tree that a file holds.
-        adaptive: draft fewer, or none, where it does not pay.
+            where it is not ``adaptive`` their fixed number. 0 is plain decoding. Left out there are as many as pay, and
+            where it is not ``adaptive`` 5, or those of the tree that a file holds.
+        adaptive: draft fewer, or none, where it does not pay. Under a rule other than "coupled" a seed that is given
+            fixes their number too, for there the tokens depend on it.
         rule: how drafts are accepted. "coupled" keeps every token as it is without speculation. "ratio" and "block"
             (chains), "recursive" and "traversal" (trees) keep the target's distribution, for drafts that are drawn from
             probabilities. "typical" is lossy.
@@ -265,12 +266,11 @@ class Speculation:
         again: requests run on with what they were checked with."""
         return TreeShape.of(self.tree)
 
-    @property
-    def ceiling(self) -> int:
-        """The most drafted tokens of one sequence and step."""
+    def ceiling(self, paced: bool) -> int:
+        """The most drafted tokens of one sequence and step, whether or not it is decided in each step what pays."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
-        if self.adaptive:
+        if paced:
             return MAX_NODES - 1
         return _FIXED if self.shape is None else len(self.shape) - 1
 

@@ -62,6 +62,11 @@ class Request:
         that was given fixes them only if nothing measured does."""
         return self.speculation.adaptive and (self.rule == "coupled" or self.sampling.seed is None)
 
+    @property
+    def ceiling(self) -> int:
+        """The most drafted tokens of a step."""
+        return self.speculation.ceiling(self.paced)
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

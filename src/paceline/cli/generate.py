@@ -24,7 +24,7 @@ from paceline.cli.model import (
 )
 from paceline.cli.output import as_object, print_json, tell
 from paceline.cli.paint import Painter
-from paceline.cli.report import Run, comparison, speedup, summary
+from paceline.cli.report import Run, comparison, promised, speedup, summary
 from paceline.errors import OptionError
 from paceline.options import Speculation
 from paceline.sampling import Sampling
@@ -166,4 +166,4 @@ def _compare(task: _Task, as_json: bool) -> int:
         print_json({**task.shown(fast), "plain": task.shown(plain), "comparison": found})
     else:
         print("", *comparison(plain, fast, identical), sep="\n")
-    return 0 if identical else 1
+    return 0 if identical or not promised(fast) else 1
