@@ -99,18 +99,16 @@ class Script:
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> None:
         """What warms a comparison up."""
 
-    @property
-    def engine(self) -> Script:
-        return self
-
-    def step(self) -> None:
+    def step(self, every: list[Answer]) -> bool:
         self.at(max((one.steps for one in self.running), default=0))
         for one in list(self.running):
             one.go_on()
+        return any(one.finish_reason is None for one in every)
 
-    def cancel(self, one: Answer) -> None:
-        if one in self.running:
-            one.end("abort")
+    def cancel(self, every: list[Answer]) -> None:
+        for one in every:
+            if one in self.running:
+                one.end("abort")
 
 
 @dataclasses.dataclass(eq=False)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Drafted = tuple[list[int], list[int], list[float]]
 
 
-def view(tokens: Seq[int], number: int = 0, salt: str | None = None) -> View:
-    return View(number, tokens, no_draw, salt)
+def view(tokens: Seq[int], number: int = 0, salt: str | None = None, prompt: int = 0) -> View:
+    return View(number, tokens, no_draw, salt, prompt)
 
 
 def drafts(drafter: SuffixDrafter, tokens: Seq[int], budget: int, number: int = 0, salt: str | None = None) -> Drafted:
@@ -40,7 +40,7 @@ def drafts(drafter: SuffixDrafter, tokens: Seq[int], budget: int, number: int = 
 def answer(drafter: SuffixDrafter, prompt: list[int], output: list[int], salt: str | None = None) -> None:
     """A whole request that comes and goes."""
     tokens = list(prompt)
-    drafter.start(view(tokens, 77, salt), 0)
+    drafter.start(view(tokens, 77, salt, len(prompt)), 0)
     tokens += output
     drafter.release(77)
 

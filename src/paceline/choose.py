@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.acceptance import Noise, probabilities
-from paceline.draw import processed
 from paceline.errors import RequestError
-from paceline.kernels.sample import children, draw, logprobs
+from paceline.kernels.sample import children, draw, logprobs, processed
 from paceline.noise import noise_key
 from paceline.tree import Drawn, Dropping
 

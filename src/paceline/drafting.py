@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.acceptance.rule import drafted
@@ -62,21 +63,14 @@ class Drafting:
     def start(self, sequence: Sequence) -> None:
         """Introduce a sequence to its drafter."""
         drafter = sequence.drafter
-        if drafter is not None:
-            try:
-                drafter.start(view(sequence), 0)
-            except Exception:
-                log.exception("the drafter %s failed to start; the request goes on without it", drafter.name)
-                self._part(sequence)
+        if drafter is not None and not _done(drafter, "start", lambda: drafter.start(view(sequence), 0)):
+            self._part(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take leave of a sequence."""
         drafter = sequence.drafter
         if drafter is not None:
-            try:
-                drafter.release(sequence.id)
-            except Exception:
-                log.exception("the drafter %s failed to release a sequence", drafter.name)
+            _done(drafter, "release a sequence", lambda: drafter.release(sequence.id))
 
     def propose(self, wishes: Iterable[tuple[Sequence, int]]) -> dict[int, TokenTree]:
         """Trees by sequence, at most so many nodes drafted for each; none where nothing usable came."""
@@ -95,30 +89,29 @@ class Drafting:
         drafter = group[0][0].drafter
         assert drafter is not None
         started, asked = self._clock(), sum(budget for _, budget in group)
-        try:
-            trees = drafter.propose([view(s) for s, _ in group], [budget for _, budget in group])
-            if len(trees) != len(group):
-                raise DrafterError(f"{len(trees)} token trees were proposed for {len(group)} sequences.")
-        except Exception:
-            log.exception("the drafter %s failed; this step goes on without it", drafter.name)
-            self._pacer.learn_draft(drafter.name, asked, 0, self._clock() - started)
+        proposed: list[TokenTree] = []
+
+        def propose() -> None:
+            proposed[:] = drafter.propose([view(s) for s, _ in group], [budget for _, budget in group])
+            if len(proposed) != len(group):
+                raise DrafterError(f"{len(proposed)} token trees were proposed for {len(group)} sequences.")
+
+        if not _done(drafter, "propose", propose):
+            proposed.clear()
             self._restart(drafter, [sequence for sequence, _ in group])
-            return {}
-        usable: dict[int, TokenTree] = {}
-        for (sequence, budget), tree in zip(group, trees, strict=True):
-            try:
-                usable[sequence.id] = self._checked(sequence, tree, budget)
-            except Exception as error:
-                log.warning("a token tree of the drafter %s is left out: %s", drafter.name, error)
+        usable = {
+            sequence.id: tree
+            for (sequence, budget), tree in zip(group, proposed, strict=False)
+            if _done(drafter, "propose a tree that can be verified", partial(self._check, sequence, tree, budget))
+        }
         given = sum(len(tree) - 1 for tree in usable.values())
         self._pacer.learn_draft(drafter.name, asked, given, self._clock() - started)
         return usable
 
-    def _checked(self, sequence: Sequence, tree: TokenTree, budget: int) -> TokenTree:
-        """The tree, if it is one that can be verified.
-
+    def _check(self, sequence: Sequence, tree: TokenTree, budget: int) -> None:
+        """
         Raises:
-            DrafterError: it is not; or it is too large, and was drawn so that nothing of it may be dropped.
+            DrafterError: the tree cannot be verified, or is too large where nothing that was drawn may be dropped.
         """
         tree.check(self._vocab_size)
         if tree.tokens[0] != sequence.tokens[-1]:
@@ -130,7 +123,6 @@ class Drafting:
             tree.check_drawn(self._vocab_size)
             if not rule.trees:
                 drafted(tree)
-        return tree
 
     def observe(
         self, trees: Iterable[tuple[Sequence, TokenTree, Verdict]], pieces: Iterable[Piece], scores: Scores
@@ -155,30 +147,32 @@ class Drafting:
                 tell(piece.sequence, _of_piece(piece, scores, row))
             row += piece.rows
         for drafter, sequences, outcomes in heard.values():
-            try:
-                drafter.observe(outcomes)
-            except Exception:
-                log.exception("the drafter %s failed to observe; it starts again from nothing", drafter.name)
+            if not _done(drafter, "observe", partial(drafter.observe, outcomes)):
                 self._restart(drafter, sequences)
 
     def _restart(self, drafter: Drafter, sequences: Seq[Sequence]) -> None:
         """Rewind a drafter after an exception. One that fails again is left out for the rest of the request, and so
         is one that lives on features: those of the tokens so far are gone."""
         for sequence in sequences:
-            try:
-                drafter.rewind(sequence.id, 0)
-            except Exception:
-                log.exception("the drafter %s failed to rewind; the request goes on without it", drafter.name)
+            if not _done(drafter, "rewind", partial(drafter.rewind, sequence.id, 0)) or drafter.needs.features:
                 self._part(sequence)
-            else:
-                if drafter.needs.features:
-                    self._part(sequence)
 
     def _part(self, sequence: Sequence) -> None:
         """Decode a sequence without its drafter from here on."""
         self.release(sequence)
         sequence.drafter = None
         sequence.record.failed = True
+
+
+def _done(drafter: Drafter, what: str, call: Callable[[], None]) -> bool:
+    """Whether a drafter did what it was called for. A drafter is anybody's code and may raise anything: that is one
+    entry in the log with its traceback, and costs no request more than its drafts."""
+    try:
+        call()
+    except Exception:
+        log.exception("the drafter %s failed to %s", drafter.name, what)
+        return False
+    return True
 
 
 def _of_tree(sequence: Sequence, tree: TokenTree, verdict: Verdict, scores: Scores, row: int) -> Outcome:

@@ -219,13 +219,13 @@ class LLM:
         try:
             while going:
                 with self._turns:
-                    going = self._step([running])
+                    going = self.step([running])
                     chunk = Chunk.of(running, given)
                 given += len(chunk.token_ids)
                 if chunk.token_ids or not going:
                     yield chunk
         finally:
-            self._cancel([running])
+            self.cancel([running])
 
     def submit(
         self,
@@ -235,7 +235,7 @@ class LLM:
         drafter: Drafter | None = None,
         **wishes: Unpack[Wishes],
     ) -> list[Running]:
-        """Queue one prompt; its ``n`` answers grow with every step of ``engine``.
+        """Queue one prompt; its ``n`` answers grow with every :meth:`step`.
 
         Args:
             drafter: proposes in place of the one that ``speculation`` names.
@@ -254,26 +254,27 @@ class LLM:
             every = [running for group in groups for running in group]
             going = bool(every)
             while going:
-                with self._turns:
-                    going = self._step(every)
+                going = self.step(every)
         finally:
-            self._cancel([running for group in groups for running in group])
+            self.cancel([running for group in groups for running in group])
         answers = [[Completion.of(running) for running in group] for group in groups]
         return answers if sampling.n > 1 else [answer for (answer,) in answers]
 
-    def _step(self, every: Sequence[Running]) -> bool:
+    def step(self, every: Sequence[Running]) -> bool:
         """Go one step on, unless another caller has brought ``every`` one to its end; returns whether any goes on.
 
         Raises what broke one of them off.
         """
-        if any(running.finish_reason is None for running in every):
-            self.engine.step()
+        with self._turns:
+            if any(running.finish_reason is None for running in every):
+                self.engine.step()
         for running in every:
             if running.error is not None:
                 raise running.error
         return any(running.finish_reason is None for running in every)
 
-    def _cancel(self, every: Sequence[Running]) -> None:
+    def cancel(self, every: Sequence[Running]) -> None:
+        """End what :meth:`submit` gave and free all that it holds; what has ended already stays as it is."""
         with self._turns:
             for running in every:
                 self.engine.cancel(running)
@@ -328,7 +329,7 @@ class LLM:
                     one = replace(request, choice=choice)
                     added.append(self.engine.add(one, rules, self._detokenizer(one), drafter))
             except BaseException:
-                self._cancel(added)
+                self.cancel(added)
                 raise
         return added
 

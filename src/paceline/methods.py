@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from paceline import drafters
 from paceline.acceptance import RULES
 from paceline.errors import DrafterError, OptionError
-from paceline.shape import TreeShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,7 +70,7 @@ def check(speculation: Speculation) -> None:
         raise OptionError("random takes a head of random weights in the place of model; leave one of the two out.")
     if not method.trees and isinstance(speculation.tree, int) and speculation.tree > 1:
         raise OptionError(f"method {name!r} drafts chains, and tree is {speculation.tree}; take tree 'none'.")
-    if not method.shapes and TreeShape.of(speculation.tree) is not None:
+    if not method.shapes and speculation.shape is not None:
         able = ", ".join(other for other in names() if find(other).shapes)
         raise OptionError(
             f"method {name!r} fills no tree of a file, and tree is {speculation.tree!r}; take tree 'auto', or one of "
@@ -121,7 +120,7 @@ def _check_rule(name: str, speculation: Speculation) -> None:
             f"rule {speculation.rule!r} accepts chains, and tree is {speculation.tree}; take tree 'none', or rule "
             "'recursive' or 'traversal'."
         )
-    shape = TreeShape.of(speculation.tree)
+    shape = speculation.shape
     if not rule.trees and shape is not None and not shape.is_chain:
         raise OptionError(
             f"rule {speculation.rule!r} accepts chains, and the file {speculation.tree!r} holds a tree; give one that "

@@ -62,12 +62,13 @@ class Verifier:
             outcome = choose.rule.accept(tree, rows, tree.q, choose.round)
         path = outcome.path
         tokens = [*(tree.tokens[node] for node in path[1:]), outcome.token]
+        offered = [tree.tokens[child] for child in tree.children(path[-1])]
         wanted = sequence.request.sampling.logprobs
         places = [(logits[node], tokens[:depth], tokens[depth]) for depth, node in enumerate(path)]
         return Verdict(
             path,
             tokens,
-            bool(tree.children(path[-1])),
+            tokens[-1] not in offered and bool(offered),
             [] if wanted is None else [choose.logprobs(*place, wanted) for place in places],
             [choose.probability(*place) for place in places] if sequence.request.origins else [],
         )

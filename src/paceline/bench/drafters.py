@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from paceline.constraint import TokenAutomaton
 from paceline.drafters import Needs
-from paceline.drafters._chain import fading_chain
-from paceline.tree import MAX_NODES
+from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.drafters import Drafter, Outcome, View
-    from paceline.tree import TokenTree
 
+_SURVIVAL = 0.8
 _LOTS = 64
 _APART = 8  # tokens from one place where a constrained answer may vary to the next
 
@@ -52,6 +51,12 @@ def variations(answer: Sequence[int], vocab_size: int, eos: Sequence[int]) -> To
         if other not in eos:
             texts.append([*text[:place], other, *text[place + 1 :]])
     return TokenAutomaton.from_texts(texts, eos)
+
+
+def _fading(root: int, drafts: Sequence[int], origin: str) -> TokenTree:
+    """The drafts one after another below the root, each somewhat less likely to survive than the one before."""
+    survival = [_SURVIVAL**depth for depth in range(1, len(drafts) + 1)]
+    return TokenTree.chain(root, list(drafts), survival, origin)
 
 
 class _Stateless:
@@ -113,7 +118,7 @@ class OracleDrafter(_Stateless):
         prompt = self._prompts[view.id]
         done = len(view.tokens) - len(prompt)
         known = self._answers.get(prompt, [])[done : done + budget]
-        return fading_chain(view.tokens[-1], known, self.name)
+        return _fading(view.tokens[-1], known, self.name)
 
 
 class MixedDrafter:
@@ -169,4 +174,4 @@ class BlindDrafter(_Stateless):
 
     def _chain(self, view: View, budget: int) -> TokenTree:
         at = len(view.tokens) % _LOTS * MAX_NODES
-        return fading_chain(view.tokens[-1], self._lots[at : at + budget], self.name)
+        return _fading(view.tokens[-1], self._lots[at : at + budget], self.name)

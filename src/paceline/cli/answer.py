@@ -10,11 +10,10 @@ from paceline.cli.report import Run
 from paceline.completion import Chunk, Completion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import FrameType, TracebackType
 
     from paceline.llm import LLM
-    from paceline.request import Sequence as Running
     from paceline.sampling import Sampling
 
 
@@ -59,11 +58,11 @@ def answer(
     running = llm.submit(ids, sampling, **request)
     show = show if len(running) == 1 else None
     times: list[float] = []
-    counts = [0]
+    counts, going = [0], True
     with Interrupt() as interrupt:
         try:
-            while not interrupt.came and any(one.finish_reason is None for one in running):
-                _step(llm, running)
+            while going and not interrupt.came:
+                going = llm.step(running)
                 count = sum(len(one.output) for one in running)
                 if show is not None:
                     show(Chunk.of(running[0], counts[-1]))
@@ -71,17 +70,9 @@ def answer(
                     times.append(time.perf_counter())
                     counts.append(count)
         finally:
-            for one in running:
-                llm.engine.cancel(one)
+            llm.cancel(running)
     if interrupt.came and show is not None:
         show(Chunk.of(running[0], counts[-1]))  # what was held back, as it might have been half a character
     first = counts[min(1, len(times))]
     seconds = times[-1] - times[0] if times else 0.0
     return Run([Completion.of(one) for one in running], counts[-1] - first, seconds, interrupt.came)
-
-
-def _step(llm: LLM, running: Sequence[Running]) -> None:
-    llm.engine.step()
-    for one in running:
-        if one.error is not None:
-            raise one.error

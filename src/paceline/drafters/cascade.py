@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline import methods
 from paceline.drafters import Method, Needs
-from paceline.heads.formats import is_head, read_head
+from paceline.heads.formats import head_kind
 from paceline.tree import MAX_NODES, TokenTree
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _learned(speculation: Speculation) -> str | None:
     """The method that drafts with the model that is named: what it is says its checkpoint."""
     if speculation.model is None:
         return None if speculation.draft_layers is None else "draft_model"
-    return read_head(speculation.model).spec.kind if is_head(speculation.model) else "draft_model"
+    return head_kind(speculation.model) or "draft_model"
 
 
 def _groups(speculation: Speculation, models: Models) -> Sequence[CacheGroup]:

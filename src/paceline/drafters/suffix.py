@@ -95,10 +95,9 @@ class _Match:
 
 @dataclass(slots=True)
 class _State:
-    """A sequence: how long its prompt is, its own runs, and what its end matches in earlier answers."""
+    """A sequence: its own runs, and what its end matches in earlier answers."""
 
     view: View
-    prompt: int
     own: Runs
     matches: list[_Match] = field(default_factory=list)
 
@@ -165,10 +164,10 @@ class SuffixDrafter:
         self._states: dict[int, _State] = {}
 
     def start(self, view: View, valid: int) -> None:
-        self._states[view.id] = _State(view, len(view.tokens), Runs(self._depth))
+        self._states[view.id] = _State(view, Runs(self._depth))
 
     def fork(self, parent: int, child: View) -> None:
-        self._states[child.id] = _State(child, self._states[parent].prompt, Runs(self._depth))
+        self._states[child.id] = _State(child, Runs(self._depth))
 
     def rewind(self, sequence: int, length: int) -> None:
         state = self._states[sequence]
@@ -179,7 +178,7 @@ class SuffixDrafter:
     def release(self, sequence: int) -> None:
         state = self._states.pop(sequence, None)
         if state is not None:
-            self._answers.add(state.view.cache_salt, state.view.tokens[state.prompt :])
+            self._answers.add(state.view.cache_salt, state.view.tokens[state.view.prompt_length :])
 
     def length(self, sequence: int) -> int:
         return self._states[sequence].own.length

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import DrafterError, PacelineError, WeightsError
 from paceline.heads import read_medusa
 from paceline.heads.files import open_files, peek
-from paceline.heads.read_eagle import read_eagle
+from paceline.heads.read_eagle import eagle_kind, read_eagle
 from paceline.targets.hub import known
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.heads.files import Files
     from paceline.heads.head import Head
+    from paceline.heads.make import HeadKind
 
 # Tensors by which drafters are known that are not supported.
 _OTHERS = (
@@ -63,6 +64,23 @@ def is_head(name: str) -> bool:
         return False
     config, names = peek(name)
     return _known(names) is not None or _other(names, config) is not None
+
+
+def head_kind(name: str) -> HeadKind | None:
+    """The method that the head `name` is for; None where it is a whole model. Weights are not read.
+
+    Raises:
+        HubError: nothing is there, or it cannot be fetched.
+        WeightsError: a file is broken.
+        DrafterError: it is a head of a kind that is not supported.
+    """
+    if not is_head(name):
+        return None
+    config, names = peek(name)
+    other = _other(names, config)
+    if other is not None:
+        raise DrafterError(f"{name} is a drafter of the kind {other}, which is not supported.")
+    return eagle_kind(names) if _known(names) is read_eagle else "medusa"
 
 
 def _reader(files: Files) -> Callable[[Files], Head]:

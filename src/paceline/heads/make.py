@@ -86,26 +86,7 @@ def _eagle(kind: EagleKind, target: ModelSpec, config: dict[str, object]) -> Eag
     model = from_hf_config(config)
     rope = model.layers[0].rope
     assert rope is not None  # every layer of a llama has positions
-    return EagleSpec(
-        kind=kind,
-        hidden=target.hidden,
-        target_hidden=target.hidden,
-        intermediate=model.intermediate,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        norm_eps=model.norm_eps,
-        activation=model.activation,
-        rope=rope,
-        max_positions=model.max_positions,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size,
-        features=(),
-        fused=1,
-        layers=len(model.layers),
-        fc_bias=kind == "eagle",
-        own_head=kind == "eagle3",
-    )
+    return replace(EagleSpec.like(kind, model, rope), fc_bias=kind == "eagle", own_head=kind == "eagle3")
 
 
 def _flags(names: Collection[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from paceline.targets.families import FAMILIES
 from paceline.targets.spec import ROLES, from_hf_config
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from paceline.heads.files import Files
@@ -71,6 +72,12 @@ _EAGLE_CONFIG_VALUES = {
 _LAYER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
+def eagle_kind(names: Iterable[str]) -> EagleKind:
+    """EAGLE-3 heads norm the state that they read; the earlier ones do not."""
+    plain = {name.removeprefix("model.") for name in names}
+    return "eagle3" if plain & {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} else "eagle"
+
+
 def read_eagle(files: Files) -> Head:
     """The EAGLE head in ``files``.
 
@@ -83,7 +90,7 @@ def read_eagle(files: Files) -> Head:
     files = files.renamed(lambda name: name.removeprefix("model."))
     tensors = files.tensors
     first = "midlayer" if any(name.startswith("midlayer.") for name in tensors) else "layers.0"
-    kind: EagleKind = "eagle3" if f"{first}.hidden_norm.weight" in tensors else "eagle"
+    kind = eagle_kind(tensors)
     reader = _Reader(files, kind, first)
     spec = reader.spec()
     shapes = {name: shape for name, shape in spec.shapes().items() if name != TARGET_IDS}
@@ -181,23 +188,12 @@ class _Reader:
             biases |= {"q", "k", "v"}
         if self.layer_config.get("mlp_bias"):
             biases |= {"gate", "up", "down"}
-        spec = EagleSpec(
-            kind=self.kind,
-            hidden=model.hidden,
+        spec = replace(
+            EagleSpec.like(self.kind, model, rope),
             target_hidden=target_hidden,
-            intermediate=model.intermediate,
-            heads=model.heads,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            norm_eps=model.norm_eps,
-            activation=model.activation,
-            rope=rope,
-            max_positions=model.max_positions,
-            vocab_size=model.vocab_size,
             draft_vocab_size=self._columns(model.vocab_size),
             features=features,
             fused=fused,
-            layers=len(model.layers),
             biases=tuple(role for role in ROLES if role in biases),
             fc_bias=self._fc_bias(),
             qk_norm=self._has("layers.0.q_norm"),

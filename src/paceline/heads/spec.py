@@ -31,6 +31,8 @@ from paceline.targets.spec import ROLES, Activation, RopeSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.targets.spec import ModelSpec
+
 EagleKind = Literal["eagle", "eagle3"]
 TARGET_IDS = "target_ids"
 
@@ -95,6 +97,29 @@ class EagleSpec:
     own_embedding: bool = False
     own_head: bool = True
     own_ids: bool = False
+
+    @classmethod
+    def like(cls, kind: EagleKind, model: ModelSpec, rope: RopeSpec) -> EagleSpec:
+        """A head whose layers are those of ``model``, all of them with ``rope``, and that fuses one state of its own
+        width."""
+        return cls(
+            kind=kind,
+            hidden=model.hidden,
+            target_hidden=model.hidden,
+            intermediate=model.intermediate,
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            norm_eps=model.norm_eps,
+            activation=model.activation,
+            rope=rope,
+            max_positions=model.max_positions,
+            vocab_size=model.vocab_size,
+            draft_vocab_size=model.vocab_size,
+            features=(),
+            fused=1,
+            layers=len(model.layers),
+        )
 
     def taps(self, target_layers: int) -> tuple[int, ...]:
         """The layers whose input the target must deliver, in the order in which `fc` reads them.
