@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ settings.load_profile("fixed")
 def llm() -> LLM:
     """The default model in int8; tests that change its state leave it idle."""
     return LLM(max_model_len=2048, max_num_seqs=8)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """Let an interrupt be one, also where the tests were started in the background, with it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,7 +17,7 @@ from paceline.cli import main
 from paceline.cli.tables import show
 from paceline.errors import ResourceError
 from paceline.folders import make_folder
-from tests.test_cli import ANSWER, Script
+from tests.scripted import ANSWER, Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable

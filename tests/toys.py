@@ -67,6 +67,34 @@ def _byte_of() -> dict[str, int]:
 TOKENIZER = byte_tokenizer()
 
 
+def drafts_that_change_nothing(
+    drafter: Drafter, rule: Callable[[list[int]], Tensor], temperature: float, lag: int
+) -> tuple[int, int]:
+    """Three requests at once, again and again with more drafts, so that what the drafter learns is used: every answer
+    is the plain one. Token 0 is one like any other.
+
+    Returns:
+        How many drafts were accepted, and how many not.
+    """
+    prompts = [[0], [5, 6, 7, 5, 6], [0, 0, 9] * 20]
+    options: dict[str, Any] = {"temperature": temperature, "max_tokens": 50, "ignore_eos": True}
+    expected = [alone(rule, prompt, seed=n, **options) for n, prompt in enumerate(prompts)]
+    run = ToyRun(rule, lag=lag)
+    accepted = missed = 0
+    for budget in (1, 5, 63):
+        speculation = {"num_speculative_tokens": budget}
+        sequences = [
+            run.add(prompt, drafter, seed=n, speculation=speculation, **options) for n, prompt in enumerate(prompts)
+        ]
+        run.finish(*sequences)
+        for sequence, reference in zip(sequences, expected, strict=True):
+            same(sequence, reference)
+            accepted += sequence.record.accepted
+            missed += sequence.record.drafted - sequence.record.accepted
+    run.check_empty()
+    return accepted, missed
+
+
 def no_draw(logits: Tensor, path: Seq[int], count: int = 1, *, node: int = 0, ids: Tensor | None = None) -> Drawn:
     """The draw of a view whose drafter draws nothing."""
     raise AssertionError("this drafter has no logits to draw from")
