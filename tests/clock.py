@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.cost import Prices
-    from paceline.drafters import Drafter, View
+    from paceline.drafters import Cost, Drafter, View
     from paceline.request import Sequence
 
 VOCAB = 32
@@ -145,7 +145,7 @@ def talker(right: Callable[[int], float], kind: str = "lookup", each: float = 0.
     """A drafter of the kind, made for a clock."""
 
     def make(clock: Clock) -> Talker:
-        needs = Needs(cost=kind)  # type: ignore[arg-type]
+        needs = Needs(cost=kind)
         return Talker(lambda tokens, budget: [], "talker", needs, right=right, clock=clock, each=each, call=call)
 
     return make

@@ -241,7 +241,7 @@ def test_nothing_drafted_is_said_with_its_reason() -> None:
         None,
     ]
     costly = ToyRun(RULE)
-    costly.engine.pacer.learn_draft("scripted", 1, 1, 1e6)
+    costly.engine.pacer.prices.of(silent).learn(1, 1, 1e6)
     rested = costly.add(PROMPT, silent, max_tokens=6, speculation={"adaptive": True})
     costly.finish(rested)
     assert rested.record.as_dict()["disabled_reason"] == "it does not pay"

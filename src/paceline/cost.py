@@ -5,14 +5,14 @@ Times say something about the machine and nothing about what was asked, so they 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.drafters import Cost, Drafter
 
@@ -73,6 +73,59 @@ class Prices:
     seen: float = 0.0
     known: bool = False
 
+    @classmethod
+    def fit(cls, measured: Sequence[tuple[Load, float]]) -> Prices:
+        """What measured steps come to.
+
+        Args:
+            measured: loads and seconds: one sequence with different numbers of rows and little context, some of them
+                with much context too, and some steps of several sequences.
+        """
+        single: dict[int, list[tuple[Load, float]]] = {}
+        for load, seconds in sorted(measured, key=lambda cell: cell[0].seen):
+            if load.decodes <= 1:
+                single.setdefault(load.all_rows, []).append((load, seconds))
+        pairs = [(cells[0], cells[-1]) for cells in single.values() if cells[-1][0].seen > cells[0][0].seen]
+        more = [(b.read - a.read, b.seen - a.seen, after - before) for (a, before), (b, after) in pairs]
+        read, seen = _two(more)
+        rows = {count: max(_TICK, s - read * load.read - seen * load.seen) for count, ((load, s), *_) in single.items()}
+        line = _between(rows)
+        extra = [
+            (load.decodes - 1, seconds - line[min(load.rows, len(line)) - 1] - read * load.read - seen * load.seen)
+            for load, seconds in measured
+            if load.decodes > 1
+        ]
+        decode = sum(s for _, s in extra) / sum(n for n, _ in extra) if extra else 0.0
+        return cls(tuple(line), max(0.0, decode), read, seen, known=True)
+
+
+def _two(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Two factors, none below 0, that make the third of each sample from the first two: by least squares, each sample
+    by its own measure."""
+    scaled = [(a / s, b / s) for a, b, s in samples if s > 0]
+    aa, ab, bb = (sum(x * y for x, y in pairs) for pairs in _products(scaled))
+    a, b = sum(a for a, _ in scaled), sum(b for _, b in scaled)
+    rest = aa * bb - ab * ab
+    if rest > 1e-9 * aa * bb:
+        first, second = (a * bb - b * ab) / rest, (b * aa - a * ab) / rest
+        if first >= 0 and second >= 0:
+            return first, second
+    return (0.0, b / bb if bb else 0.0) if b * b * aa > a * a * bb else (a / aa if aa else 0.0, 0.0)
+
+
+def _products(pairs: Sequence[tuple[float, float]]) -> Sequence[Sequence[tuple[float, float]]]:
+    return [(a, a) for a, _ in pairs], [(a, b) for a, b in pairs], [(b, b) for _, b in pairs]
+
+
+def _between(rows: Mapping[int, float]) -> list[float]:
+    """Seconds for each number of rows up to the most, on lines between those that are known."""
+    known = sorted(rows)
+    line = [rows[known[0]]] * known[0]
+    for low, high in itertools.pairwise(known):
+        steep = (rows[high] - rows[low]) / (high - low)
+        line += [rows[low] + steep * n for n in range(1, high - low + 1)]
+    return line
+
 
 class StepCost:
     """Seconds of a step: what is believed beforehand times what was seen in its place.
@@ -120,7 +173,7 @@ class StepCost:
         self._reach(rows + more)
         base, believed, cells, factors = self._context(load), self._rows, self._cells, self._factors
         seconds = [(believed[n] + base) * factors[cells[n]] for n in range(rows + more, rows - 1, -1)]
-        return list(accumulate(seconds, min))[::-1]
+        return list(itertools.accumulate(seconds, min))[::-1]
 
     def samples(self, rows: int) -> int:
         """How many steps of about so many rows were seen."""
@@ -217,7 +270,7 @@ class PriceList:
     """The prices of drafters that are alive, each its own: two of one method may be of very different size."""
 
     _known: dict[int, tuple[weakref.ref[Drafter], Price]] = field(default_factory=dict)
-    _numbers: count[int] = field(default_factory=count)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def of(self, drafter: Drafter) -> Price:
         """The price of a drafter."""

@@ -113,7 +113,8 @@ class Pacer:
         """
         if not drafts:
             return []
-        asking = self.rate * price.asking(len(drafts)) / len(drafts)
+        rate = self.rate or load.decodes / self.cost(load)
+        asking = rate * price.asking(len(drafts)) / len(drafts)
         if price.cost == "lookup":
             return [self._of_lookup(price, draft, asking) for draft in drafts]
         levels = self._levels(price, drafts, load)
