@@ -141,7 +141,9 @@ class Ride:
         return sum(self.seconds)
 
 
-def talker(right: Callable[[int], float], kind: str = "lookup", each: float = 0.0, call: float = 0.0):
+def talker(
+    right: Callable[[int], float], kind: Cost = "lookup", each: float = 0.0, call: float = 0.0
+) -> Callable[[Clock], Talker]:
     """A drafter of the kind, made for a clock."""
 
     def make(clock: Clock) -> Talker:
