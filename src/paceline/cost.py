@@ -269,6 +269,7 @@ class Price:
 class PriceList:
     """The prices of drafters that are alive, each its own: two of one method may be of very different size."""
 
+    _believed: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     _known: dict[int, tuple[weakref.ref[Drafter], Price]] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -280,9 +281,20 @@ class PriceList:
             forget: Callable[[object], object] = lambda _: self._known.pop(key, None)  # noqa: E731
             known = weakref.ref(drafter, forget), Price(drafter.name, drafter.needs.cost, next(self._numbers))
             self._known[key] = known
+            self._tell(known[1])
         return known[1]
+
+    def believe(self, measured: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """What was measured beforehand of asking drafters, by name: seconds by the number of sequences."""
+        self._believed = measured
+        self.forget()
+
+    def _tell(self, price: Price) -> None:
+        for sequences, seconds in self._believed.get(price.name, ()):
+            price.learn(1, sequences, seconds)
 
     def forget(self) -> None:
         """Start afresh with what was measured."""
         for _, price in self._known.values():
             price.forget()
+            self._tell(price)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.request import Sequence
     from paceline.scheduler import Piece, Plan
     from paceline.targets import Scores
+    from paceline.trace import Trace
     from paceline.verify import Verdict
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,16 @@ class Drafting:
         vocab_size: ids below it may be drafted.
         pacer: learns what drafters take and give.
         clock: seconds.
+
+    Attributes:
+        trace: where steps are written down, if anywhere.
     """
 
     def __init__(self, vocab_size: int, pacer: Pacer, clock: Callable[[], float]) -> None:
         self._vocab_size = vocab_size
         self._pacer = pacer
         self._clock = clock
+        self.trace: Trace | None = None
         self._load = Load(0)
 
     def start(self, sequence: Sequence) -> None:
@@ -69,7 +74,10 @@ class Drafting:
 
     def release(self, sequence: Sequence) -> None:
         """Take leave of a sequence."""
-        self._pacer.release(sequence.id)
+        habits = self._pacer.release(sequence.id)
+        if habits is not None:
+            record = sequence.record
+            record.collapsed, record.fallen, record.drafters = habits.collapsed, habits.low, habits.summary()
         self._leave(sequence)
 
     def propose(self, plan: Plan) -> list[TokenTree]:
@@ -89,6 +97,8 @@ class Drafting:
             self._paced([sequences[place] for place in places], [drafts[place] for place in places], load)
         chosen = [draft for draft in drafts if draft.parts]
         selected = self._pacer.select(chosen, _load(plan, drafts), Dropping()) if chosen else []
+        if self.trace is not None:
+            self.trace.chosen(chosen, selected)
         for draft, tree in zip(chosen, selected, strict=True):
             draft.tree = tree
             draft.parts.clear()
@@ -173,6 +183,8 @@ class Drafting:
 
     def learn(self, judged: Iterable[tuple[Sequence, Verdict]], seconds: float) -> None:
         """The step whose trees were proposed last took so long, drafting not counted, and gave these verdicts."""
+        if self.trace is not None:
+            self.trace.step(self._load, self._pacer.cost(self._load), seconds)
         self._pacer.learn_step(self._load, seconds)
         for sequence, verdict in judged:
             if sequence.error is None and sequence.finish_reason is None:

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from torch import Tensor
@@ -25,7 +26,9 @@ from paceline.sampling import Sampling
 from paceline.settings import EngineOptions
 from paceline.targets.load import load
 from paceline.text import Detokenizer, Tokenizer
+from paceline.trace import Trace
 from paceline.turns import Turns
+from paceline.warm_up import recall, warm_up
 from paceline.wishes import Wishes, check
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class LLM:
         speculative_config: another name of ``speculation``.
         progress: show progress bars on standard error.
         options: the fields of :class:`~paceline.settings.EngineOptions`: device, dtype, kv_dtype, threads,
-            max_model_len, max_num_seqs, cache_memory.
+            max_model_len, max_num_seqs, cache_memory, pacer_trace.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -103,6 +106,9 @@ class LLM:
         self.roster = Roster(models, budget, self.max_model_len)
         if self.speculation.enabled:
             self.roster.drafter(self.speculation)
+        if self.options.pacer_trace is not None:
+            self.engine.drafting.trace = Trace(Path(self.options.pacer_trace))
+        recall(self)
 
     def _load(self, model: str, max_model_len: int | None) -> Loaded:
         return load(
@@ -117,6 +123,22 @@ class LLM:
     def _draft_groups(self, models: DraftModels) -> Sequence[CacheGroup]:
         """The cache groups of the engine's own drafter, so that its cache is planned with the target's."""
         return methods.groups(self.speculation, models) if self.speculation.enabled else ()
+
+    def calibrate(self) -> None:
+        """Measure what steps and drafts cost on this machine, unless that was done at an earlier start.
+
+        It takes some seconds, for which servers and measurements have the time before their first request. Without it
+        the costs are learned while running.
+
+        Raises:
+            RequestError: requests are still running.
+            ResourceError: the result cannot be kept.
+        """
+        if recall(self):
+            return
+        if not self.engine.idle:
+            raise RequestError("costs can be measured only while no request is running.")
+        warm_up(self)
 
     def forget(self) -> None:
         """Forget what was learned from earlier requests: the drafters' state and the pacer's estimates.

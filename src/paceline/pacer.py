@@ -12,7 +12,7 @@ from paceline.cost import Price, PriceList, Prices, StepCost
 from paceline.habits import Habit, Habits, Lessons
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.cost import Load
     from paceline.tree import Dropping, TokenTree
@@ -82,10 +82,12 @@ class Pacer:
         self._cut = 0
         self._lessons: dict[tuple[str | None, int], Lessons] = {}
 
-    def believe(self, prices: Prices) -> None:
-        """Begin anew with what was measured of steps beforehand."""
+    def believe(self, prices: Prices, drafters: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """Begin anew with what was measured beforehand of steps and, by their names, of asking drafters: seconds by
+        the number of sequences."""
         self._believed = prices
         self.cost = StepCost(prices)
+        self.prices.believe(drafters)
 
     def start(self, sequence: int, cache_salt: str | None = None, drafter: int = 0) -> None:
         """Take a sequence on; what is learned of drafts from it serves others of the same isolation key and drafter."""
@@ -96,8 +98,9 @@ class Pacer:
             del self._lessons[next(iter(self._lessons))]
         self._states[sequence] = Habits(shared, Judge(shared.calibration))
 
-    def release(self, sequence: int) -> None:
-        self._states.pop(sequence, None)
+    def release(self, sequence: int) -> Habits | None:
+        """Let a sequence go; what was learned of it, unless it went before."""
+        return self._states.pop(sequence, None)
 
     def habits(self, sequence: int) -> Habits:
         """What was learned of a sequence."""

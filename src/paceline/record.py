@@ -52,7 +52,10 @@ class SpeculationRecord:
     ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
     were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
     counts the steps in which the drafter was asked at all, ``failed`` says that it was left out for good, and
-    ``lacking`` which wish it drafts from, where the request does without.
+    ``lacking`` which wish it drafts from, where the request does without. ``collapsed`` counts how often acceptance
+    broke down, and ``fallen`` says that it has not recovered. ``drafters`` holds the pacer's decisions and last
+    estimates, by drafter: how often it was asked, the nodes that it offered and those that were kept, what asking it
+    was worth in tokens, and how likely its drafts survive up to each depth.
     """
 
     method: str
@@ -63,6 +66,9 @@ class SpeculationRecord:
     failed: bool = False
     lacking: str | None = None
     drafted: int = 0
+    collapsed: int = 0
+    fallen: bool = False
+    drafters: dict[str, dict[str, Any]] = field(default_factory=dict)
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
@@ -82,6 +88,8 @@ class SpeculationRecord:
         """Why nothing was drafted, or nothing more; None where drafting went on, or was not asked for."""
         if self.failed:
             return "the drafter failed"
+        if self.fallen:
+            return "acceptance collapsed"
         if self.method == "none" or self.drafted or not self.steps:
             return None
         if self.lacking:
@@ -115,6 +123,8 @@ class SpeculationRecord:
             "seconds": asdict(self.seconds),
             "lossless": self.lossless,
             "disabled_reason": self.disabled_reason,
+            "collapsed": self.collapsed,
+            "drafters": self.drafters,
             "seed": self.seed,
         }
         if self.origins is not None:
@@ -141,5 +151,6 @@ def add_up(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "accepted_by_position": positions,
         "mean_accepted_length": 1 + accepted / steps if steps else None,
         "seconds": {part: sum(r["seconds"][part] for r in records) for part in ("draft", "verify", "sample", "other")},
+        "collapsed": sum(r["collapsed"] for r in records),
         "disabled_reason": next((r["disabled_reason"] for r in records if r["disabled_reason"]), None),
     }
