@@ -52,6 +52,7 @@ class SpeculationRecord:
     ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
     were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
     counts the steps in which the drafter was asked at all, and ``failed`` says that it was left out for good.
+    ``preemptions`` counts how often the request had to give its pages to others.
     """
 
     method: str
@@ -60,6 +61,7 @@ class SpeculationRecord:
     steps: int = 0
     asked: int = 0
     failed: bool = False
+    preemptions: int = 0
     drafted: int = 0
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -111,6 +113,7 @@ class SpeculationRecord:
             "seconds": asdict(self.seconds),
             "lossless": self.lossless,
             "disabled_reason": self.disabled_reason,
+            "preemptions": self.preemptions,
             "seed": self.seed,
         }
         if self.origins is not None:
