@@ -142,7 +142,11 @@ class LLM:
             f"{tokens:,} tokens in {str(self.engine.pools[0].group.dtype).removeprefix('torch.')}, "
             f"drafter {_mib(self.roster.bytes)}"
         )
-        return [chosen, *self.loaded.notes]
+        guesses = (
+            "the drafting head has random weights, for tests: next to none of its drafts will be right; name a trained "
+            "one with model=..."
+        )
+        return [chosen, *[guesses] * (self.speculation.enabled and self.speculation.random), *self.loaded.notes]
 
     @property
     def default_sampling(self) -> Sampling:
@@ -165,8 +169,8 @@ class LLM:
             list of n in place of each.
 
         Raises:
-            RequestError: a prompt is empty, too long, no text, or holds ids out of range; or the rules of
-                ``sampling`` leave no token to go on with.
+            RequestError: a prompt is empty, too long, no text, or holds ids out of range; there is no prompt at all,
+                for an empty list may be an empty prompt; or the rules of ``sampling`` leave no token to go on with.
             OptionError: the speculation asked for is not to be had.
             ModelError: the model's logits are not numbers.
         """
@@ -183,16 +187,21 @@ class LLM:
         """Answer one conversation or a list of them; see :meth:`generate` for the rest.
 
         What is no wish goes to the chat template, as in ``enable_thinking=False``.
+
+        Raises:
+            RequestError: as for :meth:`generate`; or the messages are no conversation, or none, or not one that the
+                model's template takes.
+            OptionError: as for :meth:`generate`; or the template does not read what is no wish.
         """
-        single = not messages or isinstance(messages[0], Mapping)
-        each = [messages] if single else list(messages)
+        each, single = _conversations(messages)
         template = {name: wishes.pop(name) for name in [*wishes] if name not in Wishes.__annotations__}
-        prompts = [self.chat_ids(conversation, **template) for conversation in each]  # type: ignore[arg-type]
+        self._template.check(template, Wishes.__annotations__)
+        prompts = [self.chat_ids(conversation, **template) for conversation in each]
         answers = self._run(prompts, sampling, cast("Wishes", wishes))
         return answers[0] if single else answers
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
-        """The token ids of a conversation, up to the beginning of the answer."""
+        """The token ids of a conversation, up to the beginning of the answer; errors as for :meth:`chat`."""
         return self.tokenizer.encode(self._template.render(messages, **template), add_special_tokens=False)
 
     def stream(
@@ -210,7 +219,7 @@ class LLM:
         sampling = self._sampling(sampling)
         if sampling.n != 1:
             raise OptionError(f"a stream has one answer; n is {sampling.n}.")
-        return self._follow(*self._request(self._encode(prompt), sampling, wishes))
+        return self._follow(*self._request(self._encode_one("stream", prompt), sampling, wishes))
 
     def _follow(self, request: Request, rules: LogitRules) -> Iterator[Chunk]:
         """Queue the request when the first chunk is asked for, so that a stream never begun holds nothing."""
@@ -243,7 +252,7 @@ class LLM:
         Raises:
             RequestError: as for :meth:`generate`.
         """
-        return self._add(*self._request(self._encode(prompt), self._sampling(sampling), wishes), drafter)
+        return self._add(*self._request(self._encode_one("submit", prompt), self._sampling(sampling), wishes), drafter)
 
     def _run(self, prompts: Sequence[list[int]], sampling: Sampling | None, wishes: Wishes) -> list[Any]:
         sampling = self._sampling(sampling)
@@ -292,6 +301,18 @@ class LLM:
     def _encode(self, prompt: Any) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.check(prompt)
 
+    def _encode_one(self, call: str, prompt: Any) -> list[int]:
+        """
+        Raises:
+            RequestError: it is a list of prompts.
+        """
+        if _is_nested(prompt):
+            raise RequestError(
+                f"{call} takes one prompt, a text or a list of token ids, not a list of prompts: "
+                f"call {call} for each, or generate for all."
+            )
+        return self._encode(prompt)
+
     def _request(self, prompt: list[int], sampling: Sampling, wishes: Wishes) -> tuple[Request, LogitRules]:
         """The first choice of one prompt, and the rules of all; whatever can be refused without a drafter is."""
         self._check_length(prompt, sampling)
@@ -336,6 +357,11 @@ class LLM:
     def _prediction(self, prediction: str | Sequence[int] | None) -> list[int]:
         if isinstance(prediction, str):
             return self.tokenizer.encode(prediction, add_special_tokens=False)
+        if _is_nested(prediction):
+            raise RequestError(
+                "prediction is one text or one list of token ids, for all prompts of a call, not a list of "
+                "predictions: call once for each."
+            )
         return self.tokenizer.check(prediction) if prediction else []
 
     def _check_length(self, prompt: list[int], sampling: Sampling) -> None:
@@ -346,11 +372,15 @@ class LLM:
         """
         if not prompt:
             raise RequestError("the prompt is empty: give at least one token.")
-        room = self.max_model_len - (sampling.max_tokens != 0)
-        if len(prompt) > room:
+        answer = sampling.max_tokens != 0
+        if len(prompt) + answer > self.max_model_len:
+            limit = self.loaded.spec.max_positions
             raise ContextLengthError(
-                f"this model's context is {self.max_model_len} tokens and the prompt has {len(prompt)}: "
-                "shorten it, or raise max_model_len if the model allows."
+                f"the context is {self.max_model_len} tokens and the prompt has {len(prompt)}"
+                + ", and the answer needs room" * (len(prompt) == self.max_model_len)
+                + ": shorten it"
+                + f", or raise max_model_len, to {limit} at most" * (len(prompt) + answer <= limit)
+                + "."
             )
 
     def _rules(self, sampling: Sampling, prompt: list[int], constraint: Constraint | None) -> LogitRules:
@@ -374,9 +404,18 @@ def _prompts(prompts: Any) -> tuple[list[Any], bool]:
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts], True
     each = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
-    if each and isinstance(each[0], Iterable):
-        return each, False
-    return [each], True
+    return (each, False) if _is_nested(each) else ([each], True)
+
+
+def _conversations(messages: Any) -> tuple[list[Any], bool]:
+    """The same of conversations; what is neither is left to the template to refuse."""
+    several = isinstance(messages, list | tuple) and bool(messages) and not isinstance(messages[0], str | Mapping)
+    return (list(messages), False) if several else ([messages], True)
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether this is a list of texts or lists."""
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Iterable)
 
 
 def _mib(size: int) -> str:

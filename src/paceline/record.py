@@ -51,8 +51,9 @@ class SpeculationRecord:
 
     ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
     were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
-    counts the steps in which the drafter was asked at all, and ``failed`` says that it was left out for good.
-    ``preemptions`` counts how often the request had to give its pages to others.
+    counts the steps in which the drafter was asked at all, ``failed`` says that it was left out for good, ``lacking``
+    which wish it drafts from, where the request does without, and ``preemptions`` counts how often the request had to
+    give its pages to others.
     """
 
     method: str
@@ -61,6 +62,7 @@ class SpeculationRecord:
     steps: int = 0
     asked: int = 0
     failed: bool = False
+    lacking: str | None = None
     preemptions: int = 0
     drafted: int = 0
     reached: list[int] = field(default_factory=list)
@@ -84,6 +86,8 @@ class SpeculationRecord:
             return "the drafter failed"
         if self.method == "none" or self.drafted or not self.steps:
             return None
+        if self.lacking:
+            return f"it drafts from {self.lacking}=..., and none was given"
         return "no match" if self.asked else "it does not pay"
 
     def judge(self, drafted: int, accepted: int, missed: bool) -> None:
