@@ -109,7 +109,7 @@ def test_ways_to_ask_for_speculation(script: Script, arguments: list[str], expec
         (["--tree", "0"], "paceline: --tree is 0"),
         (["--tree", "lost.json"], "paceline: --tree names 'lost.json', which cannot be read"),
         (["--method", "ngram", "--tree", "3"], "paceline: --method 'ngram' drafts chains, and --tree is 3;"),
-        (["--random"], "paceline: --random is for methods that have a head, and 'cascade' has none; leave it out."),
+        (["--random"], "paceline: --random is for methods that have a head (eagle, eagle3, medusa), and"),
         (["--method", "eagle", "--random", "--draft-model", "a"], "paceline: --random and --draft-model exclude each"),
         (["--method", "ngram", "--draft-model", "a"], "paceline: --draft-model is given, and --method 'ngram'"),
         (["--max-tokens", "0"], "--max-tokens is 0"),
