@@ -64,21 +64,30 @@ class Drafting:
         self.trace: Trace | None = None
         self._load = Load(0)
 
-    def start(self, sequence: Sequence) -> None:
-        """Introduce a sequence to its drafter and to the pacer."""
-        drafter = sequence.drafter
-        number = self._pacer.prices.of(drafter).number if drafter else -1
+    def open(self, sequence: Sequence) -> None:
+        """A request has come."""
+        number = self._pacer.prices.of(sequence.drafter).number if sequence.drafter else -1
         self._pacer.start(sequence.id, sequence.request.cache_salt, number)
-        if drafter is not None and not _done(drafter, "start", lambda: drafter.start(view(sequence), 0)):
-            self._part(sequence)
 
-    def release(self, sequence: Sequence) -> None:
-        """Take leave of a sequence."""
+    def close(self, sequence: Sequence) -> None:
+        """A request has ended: take leave of it, and note what was learned."""
         habits = self._pacer.release(sequence.id)
         if habits is not None:
             record = sequence.record
             record.collapsed, record.fallen, record.drafters = habits.collapsed, habits.low, habits.summary()
-        self._leave(sequence)
+        self.release(sequence)
+
+    def start(self, sequence: Sequence) -> None:
+        """Introduce a sequence that is to run to its drafter."""
+        drafter = sequence.drafter
+        if drafter is not None and not _done(drafter, "start", lambda: drafter.start(view(sequence), 0)):
+            self._part(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take leave of a sequence that does not run any more."""
+        drafter = sequence.drafter
+        if drafter is not None:
+            _done(drafter, "release a sequence", lambda: drafter.release(sequence.id))
 
     def propose(self, plan: Plan) -> list[TokenTree]:
         """A tree for each decoding sequence: the root alone unless drafting pays."""
@@ -241,14 +250,9 @@ class Drafting:
 
     def _part(self, sequence: Sequence) -> None:
         """Decode a sequence without its drafter from here on."""
-        self._leave(sequence)
+        self.release(sequence)
         sequence.drafter = None
         sequence.record.failed = True
-
-    def _leave(self, sequence: Sequence) -> None:
-        drafter = sequence.drafter
-        if drafter is not None:
-            _done(drafter, "release a sequence", lambda: drafter.release(sequence.id))
 
 
 def _done(drafter: Drafter, what: str, call: Callable[[], None]) -> bool:

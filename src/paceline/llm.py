@@ -29,7 +29,7 @@ from paceline.text import Detokenizer, Tokenizer
 from paceline.trace import Trace
 from paceline.turns import Turns
 from paceline.warm_up import recall, warm_up
-from paceline.wishes import Wishes, check
+from paceline.wishes import Wishes, check, reject_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -217,6 +217,7 @@ class LLM:
         """
         each, single = _conversations(messages)
         template = {name: wishes.pop(name) for name in [*wishes] if name not in Wishes.__annotations__}
+        reject_settings(template)
         self._template.check(template, Wishes.__annotations__)
         prompts = [self.chat_ids(conversation, **template) for conversation in each]
         answers = self._run(prompts, sampling, cast("Wishes", wishes))
