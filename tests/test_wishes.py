@@ -129,7 +129,7 @@ def test_chat_hands_the_template_what_is_the_templates_and_nothing_else(
     tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy()
-    monkeypatch.setattr(tiny_llm, "_template", spy)
+    monkeypatch.setattr(tiny_llm.preparer, "template", spy)
     message = [{"role": "user", "content": PROMPT}]
     loud = tiny_llm.generate(PROMPT + "!", SETTINGS)
     wishes: dict[str, Any] = {
