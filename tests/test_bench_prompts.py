@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.errors import OptionError
 from paceline.prompts import Prompt, read_prompts, spread
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+FAR = Path(__file__).parents[1] / "measurements" / "prompts" / "far.jsonl"
 GROUPS = {"mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "editing"}
 
 
@@ -31,6 +31,16 @@ def test_the_shipped_prompts_are_of_all_kinds() -> None:
     assert all(len(prompt.turns) == (2 if prompt.group == "mt_bench" else 1) for prompt in prompts)
     # English takes about 4.4 characters a token, so these have well over 1,000 tokens.
     assert sum(len(prompt.turns[0]) > 5500 for prompt in prompts) >= 3
+
+
+def test_the_sets_far_from_what_drafters_know_are_whole() -> None:
+    prompts = read_prompts(FAR)
+    groups = Counter(prompt.group for prompt in prompts)
+    assert set(groups) == {"rare_code", "other_languages", "tool_json", "random_words"}
+    assert min(groups.values()) >= 40
+    turns = [turn for prompt in prompts for turn in prompt.turns]
+    assert len(set(turns)) == len(turns)
+    assert not any(re.search(r"\{[a-z]+\d+\}", turn) for turn in turns), "a place for a random word was left open"
 
 
 def test_every_kind_of_line_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.chat import ChatTemplate
-from paceline.errors import RequestError, TokenizerError
+from paceline.errors import OptionError, RequestError, TokenizerError
 
 CHATML = """{% for message in messages %}
 {% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>' }}{{ 'system
@@ -151,6 +151,25 @@ def test_further_variables_reach_the_template() -> None:
     assert rendered.endswith("<think></think>\n")
     assert rendered == theirs(INSTRUCTIONS, [USER], add_generation_prompt=True, enable_thinking=False)
     assert ChatTemplate(HEADERS, SPECIALS).render([USER], date_string="1 May 2025").count("1 May 2025") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"enable_thinkin": 1}, "chat template; did you mean 'enable_thinking'?"),
+        ({"documents": []}, "'documents' is no variable of the model's chat template, which reads enable_thinking."),
+        ({"tools": TOOLS}, "'tools' is no variable of the model's chat template, which reads enable_thinking."),
+    ],
+)
+def test_variables_that_the_template_does_not_read_are_refused(variables: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        ChatTemplate(INSTRUCTIONS, SPECIALS).render([USER], **variables)
+    assert sentence in str(caught.value)
+
+
+def test_a_template_without_variables_says_that() -> None:
+    with pytest.raises(OptionError, match=r"chat template, which reads none\.$"):
+        ChatTemplate("{{ messages[0].content }}").render([USER], zzz=1)
 
 
 def test_the_date_is_the_day_of_rendering() -> None:

@@ -70,6 +70,13 @@ def test_a_stream_refuses_before_it_begins(llm: LLM, prompt: Any) -> None:
         llm.stream(prompt, GREEDY)
 
 
+@pytest.mark.parametrize("prompts", [[STORY, COUNT], [STORY], (STORY,), [[5, 6], [7]], [[]]])
+@pytest.mark.parametrize("call", ["stream", "submit"])
+def test_one_prompt_is_not_a_list_of_them(llm: LLM, call: str, prompts: Any) -> None:
+    with pytest.raises(RequestError, match=f"^{call} takes one prompt.*call {call} for each, or generate for all"):
+        getattr(llm, call)(prompts, GREEDY)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -122,6 +129,18 @@ def test_lengths_at_the_limit() -> None:
     for length, sampling in ((64, GREEDY), (64, endless), (65, scored), (65, GREEDY)):
         with pytest.raises(ContextLengthError, match=rf"64 tokens.*{length}"):
             small.generate((llm_ids * 9)[:length], sampling)
+    raising = "shorten it, or raise max_model_len, to 8192 at most."
+    for length, sampling, sentence in (
+        (64, GREEDY, f"the prompt has 64, and the answer needs room: {raising}"),
+        (100, GREEDY, f"the context is 64 tokens and the prompt has 100: {raising}"),
+        (8191, GREEDY, raising),
+        (8192, scored, raising),
+        (8192, GREEDY, "the prompt has 8192: shorten it."),
+        (9000, scored, "the context is 64 tokens and the prompt has 9000: shorten it."),
+    ):
+        with pytest.raises(ContextLengthError) as caught:
+            small.generate((llm_ids * 9000)[:length], sampling)
+        assert str(caught.value).endswith(sentence)
 
 
 def test_more_choices_and_prompts_than_run_at_once(llm: LLM) -> None:

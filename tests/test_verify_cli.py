@@ -283,7 +283,11 @@ def test_a_way_to_draft_changes_no_token(llm: LLM, way: str) -> None:
 
 
 SECOND = os.environ.get("PACELINE_SECOND_MODEL")
-OTHERS = [(DEFAULT_MODEL, "fp32"), (DEFAULT_MODEL, "bf16"), *([(SECOND, "int8")] if SECOND else [])]
+OTHERS = [
+    pytest.param(DEFAULT_MODEL, "fp32", id="fp32"),
+    pytest.param(DEFAULT_MODEL, "bf16", id="bf16"),
+    *([pytest.param(SECOND, "int8", id="second")] if SECOND else []),
+]
 
 
 @pytest.mark.long

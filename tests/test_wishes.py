@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline import LLM, OptionError, RequestError, Sampling
+from paceline.chat import ChatTemplate
 from paceline.constraint import TokenAutomaton
 from paceline.wishes import Wishes, check
 from tests.bench_models import EOS, model_folder, tiny_llm
@@ -103,9 +104,9 @@ def test_a_prediction_is_a_text_or_its_ids(tiny_llm: LLM, method: str) -> None:
     [
         ([-1], "-1 at place 0"),
         ([5, 10**6], "1000000 at place 1"),
-        (["text"], "place 0 is not a whole number"),
         ([True], "True at place 0"),
-        ([[1, 2]], "place 0 is not a whole number"),
+        (["text"], "prediction is one text or one list of token ids.*call once for each"),
+        ([[1, 2]], "prediction is one text or one list of token ids.*call once for each"),
     ],
 )
 def test_a_prediction_of_ids_that_are_none_is_refused(tiny_llm: LLM, prediction: Any, sentence: str) -> None:
@@ -114,13 +115,14 @@ def test_a_prediction_of_ids_that_are_none_is_refused(tiny_llm: LLM, prediction:
     assert tiny_llm.engine.idle
 
 
-class Spy:
+class Spy(ChatTemplate):
     """A chat template that notes what it is given."""
 
     def __init__(self) -> None:
+        super().__init__("{{ messages }}{{ loud }}{{ enable_thinking }}")
         self.given: list[dict[str, Any]] = []
 
-    def render(self, messages: Any, **variables: Any) -> str:
+    def render(self, messages: Any, *given: Any, **variables: Any) -> str:
         self.given.append(variables)
         return f"{messages[0]['content']}{'!' if variables.get('loud') else ''}"
 
@@ -153,6 +155,40 @@ def test_chat_hands_the_template_what_is_the_templates_and_nothing_else(
         tiny_llm.chat(message, SETTINGS, origins="yes")
 
 
+@pytest.mark.parametrize(
+    ("keyword", "end"),
+    [
+        ("speculaton", "; did you mean 'speculation'?"),
+        ("cache_sal", "; did you mean 'cache_salt'?"),
+        ("origin", "; did you mean 'origins'?"),
+        ("constrain", "; did you mean 'constraint'?"),
+        ("predicton", "; did you mean 'prediction'?"),
+        ("enable_thinkin", "; did you mean 'enable_thinking'?"),
+        ("temperature", ", which reads enable_thinking, loud."),
+        ("tools", ", which reads enable_thinking, loud."),
+    ],
+)
+def test_chat_refuses_what_is_neither_a_wish_nor_the_templates(
+    tiny_llm: LLM, keyword: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_llm.preparer, "template", Spy())
+    with pytest.raises(OptionError) as caught:
+        tiny_llm.chat([{"role": "user", "content": PROMPT}], SETTINGS, **{keyword: "ngram"})
+    assert str(caught.value) == f"{keyword!r} is no variable of the model's chat template{end}"
+
+
+@pytest.mark.parametrize("nothing", [[], (), [[]]])
+def test_no_messages_are_no_conversation(tiny_llm: LLM, nothing: Any) -> None:
+    with pytest.raises(RequestError, match="the conversation has no messages: give at least one"):
+        tiny_llm.chat(nothing, SETTINGS)
+
+
+@pytest.mark.parametrize("messages", ["hello", ["hello"], {"role": "user", "content": "x"}, 5, None, [5], [["hello"]]])
+def test_what_is_no_list_of_messages_is_refused(tiny_llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match=r"messages are a list|message 0 is not an object"):
+        tiny_llm.chat(messages, SETTINGS)
+
+
 def test_a_constraint_holds_and_its_forced_tokens_are_drafted(tiny_llm: LLM) -> None:
     texts = [tiny_llm.tokenizer.encode(text, add_special_tokens=False) for text in ("red", "yellow")]
     constraint, sampling = TokenAutomaton.from_texts(texts, EOS), Sampling(max_tokens=20, seed=1)
@@ -160,6 +196,30 @@ def test_a_constraint_holds_and_its_forced_tokens_are_drafted(tiny_llm: LLM) -> 
         answer = tiny_llm.generate(PROMPT, sampling, constraint=constraint, speculation=speculation)
         assert answer.text in ("red", "yellow")
         assert (answer.record.accepted > 0) == bool(speculation)
+
+
+@pytest.mark.parametrize(("ids", "highest"), [([5, 60_000], 60_000), ([70_000, 60_000], 70_000), ([300], 300)])
+def test_a_constraint_of_ids_that_the_model_lacks_is_refused(tiny_llm: LLM, ids: list[int], highest: int) -> None:
+    """Before anything is generated, however deep in its language they stand."""
+    constraint = TokenAutomaton.from_texts([list(b"red"), ids], EOS)
+    sentence = f"the constraint allows token {highest}, but the model has 257 ids, up to 256: make it with this model's"
+    with pytest.raises(RequestError, match=sentence):
+        tiny_llm.generate(PROMPT, Sampling(), constraint=constraint)
+    with pytest.raises(RequestError, match=sentence):
+        tiny_llm.stream(PROMPT, Sampling(), constraint=constraint)
+    assert tiny_llm.engine.idle
+
+
+@pytest.mark.parametrize(("method", "wish"), [("grammar", "constraint"), ("prediction", "prediction")])
+def test_a_method_without_what_it_drafts_from_says_so(tiny_llm: LLM, method: str, wish: str) -> None:
+    reason = f"it drafts from {wish}=..., and none was given"
+    for adaptive in (True, False):
+        speculation = {"method": method, "adaptive": adaptive}
+        record = tiny_llm.generate(PROMPT, SETTINGS, speculation=speculation).record
+        assert record.as_dict()["disabled_reason"] == reason
+    record = tiny_llm.generate(PROMPT, SETTINGS, speculation={"method": method, **FIXED}, prediction="no").record
+    assert (record.disabled_reason == reason) == (method == "grammar")
+    assert tiny_llm.generate(PROMPT, SETTINGS, speculation="cascade").record.disabled_reason != reason
 
 
 def test_a_salt_keeps_what_is_learned_apart(tiny_llm: LLM) -> None:

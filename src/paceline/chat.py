@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paceline.errors import RequestError, TokenizerError
+from paceline.errors import OptionError, RequestError, TokenizerError
+from paceline.options import nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jinja2.parser import Parser
 
     from paceline.targets.vocabulary import TokenizerParts
@@ -40,8 +44,10 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
         self._special_tokens = dict(special_tokens or {})
+        environment = _environment()
         try:
-            self._template = None if source is None else _environment().from_string(source)
+            self._template = None if source is None else environment.from_string(source)
+            self._read = jinja2.meta.find_undeclared_variables(environment.parse(source or ""))
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(
                 f"the model's chat template does not compile ({error.message}, line {error.lineno}): "
@@ -52,6 +58,25 @@ class ChatTemplate:
     def from_parts(cls, parts: TokenizerParts) -> ChatTemplate:
         """The template that a model's files bring, if any."""
         return cls(parts.chat_template, parts.special_tokens)
+
+    def check(self, names: Iterable[str], others: Iterable[str] = ()) -> None:
+        """Refuse a variable that the template does not read, for it would change nothing.
+
+        Args:
+            names: of the variables.
+            others: what else the caller may have meant.
+
+        Raises:
+            OptionError: with the nearest right name, or all that the template reads.
+        """
+        own = sorted(self._read - {"messages"} - self._special_tokens.keys())
+        for name in names:
+            if self._template is not None and name not in (*self._read, "add_generation_prompt"):
+                end = nearest(name, [*others, *own])
+                raise OptionError(
+                    f"{name!r} is no variable of the model's chat template"
+                    + (end if end != "." else f", which reads {', '.join(own) or 'none'}.")
+                )
 
     def render(
         self,
@@ -71,10 +96,12 @@ class ChatTemplate:
 
         Raises:
             RequestError: no conversation, no template, or the template refuses.
+            OptionError: the template does not read one of ``variables``, or reads no ``tools`` that were given.
         """
         conversation = [_message(place, message) for place, message in enumerate(_checked(messages))]
         if self._template is None:
             raise RequestError("the model has no chat template: give a plain prompt instead of messages (no --chat).")
+        self.check([*variables, *["tools"] * bool(tools)])
         context = {
             **self._special_tokens,
             "documents": None,

@@ -118,7 +118,11 @@ class Front:
             f"{tokens:,} tokens in {str(self.engine.pools[0].group.dtype).removeprefix('torch.')}, "
             f"drafter {_mib(self.roster.bytes)}"
         )
-        return [chosen, *self.loaded.notes]
+        guesses = (
+            "the drafting head has random weights, for tests: next to none of its drafts will be right; name a trained "
+            "one with model=..."
+        )
+        return [chosen, *[guesses] * (self.speculation.enabled and self.speculation.random), *self.loaded.notes]
 
     @property
     def default_sampling(self) -> Sampling:
@@ -126,7 +130,7 @@ class Front:
         return self.preparer.default_sampling
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
-        """The token ids of a conversation, up to the beginning of the answer."""
+        """The token ids of a conversation, up to the beginning of the answer; errors as for ``chat``."""
         return self.preparer.chat_ids(messages, **template)
 
     @contextmanager

@@ -42,8 +42,8 @@ class LLM(Front):
             list of n in place of each.
 
         Raises:
-            RequestError: a prompt is empty, too long, no text, or holds ids out of range; or the rules of
-                ``sampling`` leave no token to go on with.
+            RequestError: a prompt is empty, too long, no text, or holds ids out of range; there is no prompt at all,
+                for an empty list may be an empty prompt; or the rules of ``sampling`` leave no token to go on with.
             OptionError: the speculation asked for is not to be had.
             ModelError: the model's logits are not numbers.
             ClosedError: the model was closed, or the process was forked.
@@ -59,6 +59,11 @@ class LLM(Front):
         """Answer one conversation or a list of them; see :meth:`generate` for the rest.
 
         What is no wish goes to the chat template, as in ``enable_thinking=False``.
+
+        Raises:
+            RequestError: as for :meth:`generate`; or the messages are no conversation, or none, or not one that the
+                model's template takes.
+            OptionError: as for :meth:`generate`; or the template does not read what is no wish.
         """
         return self._run(*self.preparer.conversations(messages, sampling, wishes))
 

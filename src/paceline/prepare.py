@@ -84,11 +84,19 @@ class Preparer:
     def __init__(self, loaded: Loaded, speculation: Speculation, max_batch_tokens: int) -> None:
         self.tokenizer = Tokenizer.from_parts(loaded.tokenizer)
         self.template = ChatTemplate.from_parts(loaded.tokenizer)
-        self.default_sampling = Sampling.from_generation_config(loaded.tokenizer.generation_config)
         self._loaded = loaded
         self._speculation = speculation
         self._max_model_len = loaded.decoder.max_positions
         self._max_batch_tokens = max_batch_tokens
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """The settings that the model comes with.
+
+        Raises:
+            OptionError: they are not to be had here.
+        """
+        return Sampling.from_generation_config(self._loaded.tokenizer.generation_config)
 
     def prompts(self, prompts: Any, sampling: Sampling | None, wishes: Wishes) -> tuple[list[Prepared], bool]:
         """The requests of ``generate``, and whether there was one prompt, not in a list."""
@@ -100,17 +108,26 @@ class Preparer:
         self, messages: Any, sampling: Sampling | None, wishes: Mapping[str, Any]
     ) -> tuple[list[Prepared], bool]:
         """The requests of ``chat``, and whether there was one conversation, not in a list."""
-        single = not messages or isinstance(messages[0], Mapping)
-        each = [messages] if single else list(messages)
+        each, single = _conversations(messages)
         own = cast("Wishes", {name: wish for name, wish in wishes.items() if name in Wishes.__annotations__})
         template = {name: wish for name, wish in wishes.items() if name not in own}
+        self.template.check(template, Wishes.__annotations__)
         prompts = [self.chat_ids(conversation, **template) for conversation in each]
         settings = self._sampling(sampling)
         return [self._request(prompt, settings, own) for prompt in prompts], single
 
     def one(self, call: str, prompt: Any, sampling: Sampling | None, wishes: Wishes) -> Prepared:
-        """The request of a call that takes one prompt."""
+        """The request of a call that takes one prompt.
+
+        Raises:
+            RequestError: it is a list of prompts.
+        """
         settings = self._sampling(sampling)
+        if _is_nested(prompt):
+            raise RequestError(
+                f"{call} takes one prompt, a text or a list of token ids, not a list of prompts: "
+                f"call {call} for each, or generate for all."
+            )
         return self._request(self._encode(prompt), settings, wishes)
 
     def chat_ids(self, messages: Any, **template: Any) -> list[int]:
@@ -157,6 +174,11 @@ class Preparer:
     def _prediction(self, prediction: str | Sequence[int] | None) -> list[int]:
         if isinstance(prediction, str):
             return self.tokenizer.encode(prediction, add_special_tokens=False)
+        if _is_nested(prediction):
+            raise RequestError(
+                "prediction is one text or one list of token ids, for all prompts of a call, not a list of "
+                "predictions: call once for each."
+            )
         return self.tokenizer.check(prediction) if prediction else []
 
     def _check_length(self, prompt: list[int], sampling: Sampling) -> None:
@@ -167,11 +189,15 @@ class Preparer:
         """
         if not prompt:
             raise RequestError("the prompt is empty: give at least one token.")
-        room = self._max_model_len - (sampling.max_tokens != 0)
-        if len(prompt) > room:
+        answer = sampling.max_tokens != 0
+        if len(prompt) + answer > self._max_model_len:
+            limit = self._loaded.spec.max_positions
             raise ContextLengthError(
-                f"this model's context is {self._max_model_len} tokens and the prompt has {len(prompt)}: "
-                "shorten it, or raise max_model_len if the model allows."
+                f"the context is {self._max_model_len} tokens and the prompt has {len(prompt)}"
+                + ", and the answer needs room" * (len(prompt) == self._max_model_len)
+                + ": shorten it"
+                + f", or raise max_model_len, to {limit} at most" * (len(prompt) + answer <= limit)
+                + "."
             )
 
     def _rules(self, sampling: Sampling, prompt: list[int], constraint: Constraint | None) -> LogitRules:
@@ -184,6 +210,15 @@ def _prompts(prompts: Any) -> tuple[list[Any], bool]:
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts], True
     each = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
-    if each and isinstance(each[0], Iterable):
-        return each, False
-    return [each], True
+    return (each, False) if _is_nested(each) else ([each], True)
+
+
+def _conversations(messages: Any) -> tuple[list[Any], bool]:
+    """The same of conversations; what is neither is left to the template to refuse."""
+    several = isinstance(messages, list | tuple) and bool(messages) and not isinstance(messages[0], str | Mapping)
+    return (list(messages), False) if several else ([messages], True)
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether this is a list of texts or lists."""
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Iterable)
