@@ -62,7 +62,7 @@ class Gate:
         self._forward, self._number = run.engine.target.forward, number
         self.passes = 0
         self.reached, self.open = threading.Event(), threading.Event()
-        run.engine.target.forward = self  # type: ignore[method-assign]
+        run.engine.target.forward = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, *given: Any) -> Any:
         self.passes += 1
@@ -238,7 +238,7 @@ def test_cancelling_what_waits_leaves_what_runs() -> None:
 def test_while_paused_the_engine_is_the_callers_alone(looped: Looped) -> None:
     ticket, notes = looped.begin(max_tokens=100)
     with looped.loop.paused() as engine:
-        assert looped.loop.held
+        assert looped.loop.held()
         length = len(ticket.sequences[0].output)
         late, _ = looped.begin_elsewhere()
         for _ in range(3):
@@ -247,13 +247,13 @@ def test_while_paused_the_engine_is_the_callers_alone(looped: Looped) -> None:
         assert not late.sequences
         with looped.loop.paused() as again:
             assert again is engine
-        assert looped.loop.held
+        assert looped.loop.held()
         assert looped.loop.call(threading.get_ident).result(0) == threading.get_ident()
         with pytest.raises(RequestError, match="paused by this thread"):
             looped.begin()
         with pytest.raises(RequestError, match="leave the block"):
             looped.loop.close()
-    assert not looped.loop.held
+    assert not looped.loop.held()
     assert notes.ended.wait(WAIT)
     same(ticket.sequences[0], alone(RULE, PROMPT, max_tokens=100))
     looped.check_empty()

@@ -168,7 +168,7 @@ class Front:
             RequestError: as for ``generate``; or the engine is not paused by this thread.
         """
         prepared = self.preparer.one("submit", prompt, sampling, wishes)
-        if not self.loop.held:
+        if not self.loop.held():
             raise RequestError("submit is for an engine that is stepped by hand: with llm.paused() as engine.")
         if drafter is None or not prepared.request.speculation.enabled:
             drafter = self._drafter(prepared)

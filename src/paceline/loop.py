@@ -70,7 +70,6 @@ class Loop:
         self._thread.start()
         atexit.register(self.close, _PATIENCE)
 
-    @property
     def held(self) -> bool:
         """Whether the calling thread has the engine for itself, as in :meth:`paused`."""
         return self._holder == get_ident()
@@ -94,7 +93,7 @@ class Loop:
             RequestError: the calling thread has the engine for itself, so nothing would go on.
         """
         self.check()
-        if self.held:
+        if self.held():
             raise RequestError("the engine is paused by this thread: step it by hand, or leave the block first.")
         self._post(partial(self._begin, ticket, add), ticket.listener.refuse)
 
@@ -126,7 +125,7 @@ class Loop:
             ClosedError: the loop has ended, or the process was forked.
         """
         self.check()
-        if self.held:
+        if self.held():
             yield self._engine
             return
         lent, over = Future[None](), Event()
@@ -152,7 +151,7 @@ class Loop:
         Raises:
             RequestError: the calling thread has the engine for itself.
         """
-        if self.held:
+        if self.held():
             raise RequestError("the engine is paused by this thread: leave the block before closing.")
         self.stop()
         if os.getpid() == self._process and get_ident() != self._thread.ident:
