@@ -44,7 +44,8 @@ def as_good_as_new(llm: LLM) -> Iterator[None]:
         (5, "int"),
         (b"bytes", "bytes"),
         ([b"bytes"], "bytes"),
-        ({"prompt": STORY}, "dict"),
+        ({"prompt": STORY}, "dict: messages are for chat"),
+        ([{"role": "user", "content": STORY}], "dict: messages are for chat"),
         ([STORY, None], "NoneType"),
         ([STORY, 5], "int"),
         ([5, STORY], "place 1 is not a whole number"),
@@ -326,10 +327,12 @@ def test_speculation_that_is_not_to_be_had(llm: LLM, speculation: Any, sentence:
 
 
 def test_a_cache_too_small_names_both_amounts() -> None:
-    with pytest.raises(Exception, match="368640 bytes, and 1000 are allowed"):
+    with pytest.raises(Exception, match="360 KiB, and 1000 bytes are allowed: raise cache_memory"):
         LLM(cache_memory=1000)
     small = LLM(cache_memory=1_000_000, max_model_len=256)
-    with pytest.raises(Exception, match=r"320 tokens of cache; the cache holds 32"):
+    with pytest.raises(
+        Exception, match=r"320 tokens of cache; the cache holds 32: ask for fewer tokens or raise cache_memory"
+    ):
         small.generate(STORY, Sampling(max_tokens=250))
     with small.paused() as engine:
         assert engine.idle

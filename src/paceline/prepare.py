@@ -17,7 +17,7 @@ from paceline.request import Request
 from paceline.rules import LogitRules, bad_word_ids
 from paceline.sampling import Sampling
 from paceline.text import Detokenizer, Tokenizer
-from paceline.wishes import Wishes, check
+from paceline.wishes import Wishes, check, reject_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +111,7 @@ class Preparer:
         each, single = _conversations(messages)
         own = cast("Wishes", {name: wish for name, wish in wishes.items() if name in Wishes.__annotations__})
         template = {name: wish for name, wish in wishes.items() if name not in own}
+        reject_settings(template)
         self.template.check(template, Wishes.__annotations__)
         prompts = [self.chat_ids(conversation, **template) for conversation in each]
         settings = self._sampling(sampling)

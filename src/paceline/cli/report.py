@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from paceline.completion import Completion
 
 
+_WISHES = {"prediction=...": "--prediction", "constraint=...": "constraint=..., which only Python can give"}
+"""What a request may lack, as the command line speaks of it."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One request that was run.
@@ -50,7 +54,7 @@ def summary(run: Run) -> str:
             f"{record['mean_accepted_length']:.2f} tokens a step"
         )
     elif record["method"] != "none":
-        reason = record["disabled_reason"]
+        reason = _reason(record)
         parts.append(f"{record['method']}: nothing drafted" + (f" ({reason})" if reason else ""))
     return " · ".join(parts)
 
@@ -64,27 +68,29 @@ def comparison(plain: Run, fast: Run, identical: bool) -> list[str]:
     """The lines that --compare prints."""
     record, ratio = fast.record(), speedup(plain, fast)
     return [
-        _line("plain", _speed(plain.speed)),
-        _line(f"with {record['method']}", _speed(fast.speed)),
-        _line("speed-up", "unknown" if ratio is None else f"{ratio:.2f} x"),
+        line("plain", _speed(plain.speed)),
+        line(f"with {record['method']}", _speed(fast.speed)),
+        line("speed-up", "unknown" if ratio is None else f"{ratio:.2f} x"),
         *details(record),
-        _line("identical", "yes" if identical else "no" if promised(fast) else "no, nor does this rule promise it"),
+        line("identical", "yes" if identical else "no" if promised(fast) else "no, nor does this rule promise it"),
     ]
 
 
 def details(record: Mapping[str, Any]) -> list[str]:
     """What drafting brought, by position, and where the time went."""
-    mean, reason = record["mean_accepted_length"], record["disabled_reason"]
+    mean, reason = record["mean_accepted_length"], _reason(record)
+    depths = by_depth(record["accepted_by_position"])
     return [
-        _line("drafted", f"{record['drafted']} ({reason})" if reason else str(record["drafted"])),
-        _line("accepted", str(record["accepted"])),
-        _line("mean accepted length", "none" if mean is None else f"{mean:.2f}"),
-        _line("by position", by_depth(record["accepted_by_position"]) or "none reached"),
-        _line("where the time went", _shares(record["seconds"])),
+        line("drafted", f"{record['drafted']} tokens" + (f" ({reason})" if reason else "")),
+        line("accepted", f"{record['accepted']} tokens" + _share(record["accepted"], record["drafted"])),
+        line("mean accepted length", "none" if mean is None else f"{mean:.2f} tokens a step"),
+        line("by position", f"{depths} (accepted/judged)" if depths else "none judged"),
+        line("where the time went", _shares(record["seconds"])),
     ]
 
 
-def _line(name: str, value: str) -> str:
+def line(name: str, value: str) -> str:
+    """A figure behind its name."""
     return f"{name + ':':<22}{value}"
 
 
@@ -104,6 +110,17 @@ def by_depth(positions: Sequence[Mapping[str, int]]) -> str:
     return ", ".join(
         f"{depth}: {at['accepted']}/{at['reached']}" for depth, at in enumerate(positions, 1) if at["reached"]
     )
+
+
+def _reason(record: Mapping[str, Any]) -> str:
+    reason = record["disabled_reason"] or ""
+    for wish, spoken in _WISHES.items():
+        reason = reason.replace(wish, spoken)
+    return reason
+
+
+def _share(part: int, whole: int) -> str:
+    return f" ({part / whole:.0%})" if whole else ""
 
 
 def _shares(seconds: Mapping[str, float]) -> str:
