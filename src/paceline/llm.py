@@ -136,6 +136,7 @@ class Stream(Following, Iterator[Chunk]):
         """
         if self._over:
             raise StopIteration
+        self._flow.arrived()
         try:
             if not self._begun:
                 self._begin(self._front._drafter(self._prepared))
@@ -143,10 +144,11 @@ class Stream(Following, Iterator[Chunk]):
                 self._front.loop.check()
                 self._event.wait()
                 self._event.clear()
+            return chunk
         except BaseException:
+            self._flow.untake()
             self.cancel()
             raise
-        return chunk
 
     def close(self) -> None:
         """End the request and the iterator, and free all that it holds."""

@@ -54,6 +54,7 @@ class Flow:
         self._left = count
         self._lock = Lock()
         self._chunks: dict[int, Chunk] = {}
+        self._taken: Chunk | None = None
         self._error: BaseException | None = None
 
     @property
@@ -87,10 +88,23 @@ class Flow:
             BaseException: what broke the request off, after the chunks before it.
         """
         with self._lock:
-            chunk = self._chunks.pop(next(iter(self._chunks))) if self._chunks else None
+            chunk = self._taken = self._chunks.pop(next(iter(self._chunks))) if self._chunks else None
         if chunk is not None:
             self._left -= chunk.completion is not None
         elif self._error is not None:
             self._left = 0
             raise self._error
         return chunk
+
+    def arrived(self) -> None:
+        """What was taken last has come to whom it was for."""
+        self._taken = None
+
+    def untake(self) -> None:
+        """Take back what was taken last, unless it has arrived: its way was interrupted."""
+        with self._lock:
+            chunk, self._taken = self._taken, None
+            if chunk is not None:
+                later = self._chunks.pop(chunk.choice, None)
+                self._chunks = {chunk.choice: chunk if later is None else chunk + later, **self._chunks}
+                self._left += chunk.completion is not None
