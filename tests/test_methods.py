@@ -123,7 +123,7 @@ def test_a_new_file_is_picked_up_by_itself(tiny_llm: LLM, write: Write) -> None:
     [
         ("", {"model": "x"}, "model is given, and method 'mine' drafts without"),
         ("", {"draft_layers": 1}, "draft_layers is given, and method 'mine' drafts without"),
-        ("", {"random": True}, "random is for methods that have a head, and 'mine' has none"),
+        ("", {"random": True}, "random is for .* eagle3, medusa.*, and 'mine' has none"),
         ("", {"tree": 2}, "method 'mine' drafts chains, and tree is 2"),
         (
             "",

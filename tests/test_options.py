@@ -202,7 +202,7 @@ def test_refused(value: Any, message: str) -> None:
             for rule in ("ratio", "block", "recursive", "traversal")
         ),
         ({"method": "ngram", "tree": 3}, "'ngram' drafts chains, and tree is 3"),
-        ({"method": "ngram", "random": True}, "random is for methods that have a head, and 'ngram' has none"),
+        ({"method": "ngram", "random": True}, "random is for .* eagle3, medusa.*, and 'ngram' has none"),
         ({"method": "eagle"}, "'eagle' needs a head that was trained for the target: name its checkpoint with model="),
         ({"method": "medusa", "draft_layers": 2}, "draft_layers is given, and method 'medusa' drafts without"),
         ({"rule": "ratio", "draft_layers": 2}, "rule 'ratio' needs drafts .*'cascade'"),

@@ -65,7 +65,11 @@ def check(speculation: Speculation) -> None:
     method = find(name)
     model = method.model
     if speculation.random and "random" not in method.options:
-        raise OptionError(f"random is for methods that have a head, and {name!r} has none; leave it out.")
+        able = ", ".join(other for other in names() if "random" in find(other).options)
+        raise OptionError(
+            f"random is for methods that have a head ({able}), and {name!r} has none; take one of those, "
+            "or leave it out."
+        )
     if speculation.random and speculation.model is not None:
         raise OptionError("random and model exclude each other: a head has random weights or is named; leave one out.")
     if not method.trees and isinstance(speculation.tree, int) and speculation.tree > 1:

@@ -182,16 +182,13 @@ class Verification:
     ) -> list[Running]:
         """Run prompts to their ends, all at a time; ``drafter`` is one that ``speculation`` does not name."""
         running: list[Running] = []
-        try:
+        with self._llm.paused() as engine:
             for member, own in zip(members, wishes, strict=True):
                 sampling = Sampling(temperature=temperature, seed=self._seeds[member], max_tokens=self._max_tokens)
                 said: Wishes = {**own, "speculation": speculation}
                 running += self._llm.submit(self._prompts[member], sampling, drafter=drafter, **said)
             while any(sequence.finish_reason is None for sequence in running):
-                self._llm.engine.step()
-        finally:
-            for sequence in running:
-                self._llm.engine.cancel(sequence)
+                engine.step()
         return running
 
     def _drafter(self, way: Way, answers: Mapping[tuple[int, ...], Sequence[int]], mixed: bool) -> Drafter | None:
