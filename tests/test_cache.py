@@ -11,9 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import LLM, ResourceError, Sampling
+from paceline import LLM, OptionError, ResourceError, Sampling
+from paceline.amount import amount
 from paceline.cache import CacheBudget
 from paceline.pages import PAGE, CacheGroup
+from paceline.settings import EngineOptions
 from paceline.tree import MAX_NODES
 from tests.bench_models import model_folder
 from tests.toys import trials
@@ -67,7 +69,9 @@ def test_a_window_takes_what_its_rows_can_reach() -> None:
 
 @pytest.mark.parametrize("memory", [0, 1, TARGET.page_bytes - 1])
 def test_less_than_a_page_is_refused_with_both_numbers(memory: int) -> None:
-    with pytest.raises(ResourceError, match=rf"16 tokens .* {TARGET.page_bytes} bytes, and {memory} .* cache_memory"):
+    with pytest.raises(
+        ResourceError, match=rf"16 tokens .* {amount(TARGET.page_bytes)}, and {memory} bytes .* cache_memory"
+    ):
         budget(TARGET, memory=memory)
     assert sizes(budget(TARGET, memory=TARGET.page_bytes).cut([TARGET])) == [1]
 
@@ -77,7 +81,11 @@ def test_more_than_is_free_is_refused_with_both_numbers(monkeypatch: pytest.Monk
         available = 40 * TARGET.page_bytes
 
     monkeypatch.setattr(psutil, "virtual_memory", Free)
-    with pytest.raises(ResourceError, match=rf"is {Free.available + 1} bytes, and {Free.available} bytes are free"):
+    with pytest.raises(
+        ResourceError, match=rf"is {amount(80 * TARGET.page_bytes)}, and {amount(Free.available)} are free"
+    ):
+        budget(TARGET, memory=80 * TARGET.page_bytes)
+    with pytest.raises(ResourceError):
         budget(TARGET, memory=Free.available + 1)
     assert sizes(budget(TARGET, memory=Free.available).cut([TARGET])) == [22]
     plan = budget(TARGET)
@@ -88,11 +96,39 @@ def test_more_than_is_free_is_refused_with_both_numbers(monkeypatch: pytest.Monk
         plan.cut([TARGET])
 
 
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (368_640, "360 KiB"),
+        (3 << 20, "3 MiB"),
+        (5 << 29, "2.5 GiB"),
+        (123_456_789_012, "115 GiB"),
+    ],
+)
+def test_amounts_have_units(size: int, shown: str) -> None:
+    assert amount(size) == shown
+
+
+def test_every_refusal_says_how_memory_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = budget(TARGET, memory=10 * TARGET.page_bytes)
+    plan.cut([TARGET])
+    calls = (lambda: budget(TARGET, memory=1), lambda: budget(TARGET, memory=1 << 60), lambda: plan.cut([DRAFT]))
+    for call in calls:
+        with pytest.raises(ResourceError, match=r"cache_memory.*\(2 GiB is 2 \* 2\*\*30 in Python, 2G as a flag\)\.$"):
+            call()
+    with pytest.raises(OptionError, match=r"a number of bytes, not '2G': 2 GiB is 2 \* 2\*\*30 in Python"):
+        EngineOptions(cache_memory="2G")  # type: ignore[arg-type]
+
+
 def test_what_a_drafter_wants_beyond_it_is_refused_with_both_numbers_and_a_way_out() -> None:
     plan = budget(TARGET, memory=10 * TARGET.page_bytes + 5)
     plan.cut([TARGET])
     with pytest.raises(
-        ResourceError, match=rf"takes {10 * DRAFT.page_bytes} bytes, and 5 of cache_memory are left: .*"
+        ResourceError, match=rf"takes {amount(10 * DRAFT.page_bytes)}, and 5 bytes of cache_memory are left: .*"
     ):
         plan.cut([DRAFT])
     with pytest.raises(
@@ -166,7 +202,9 @@ def test_a_request_with_a_draft_model_of_its_own_needs_room_that_is_left(tight: 
     plain = tight.generate("wind and road", SHORT).token_ids
     left = (1 << 18) - sum(pool.pages * pool.group.page_bytes for pool in tight.engine.pools)
     for _ in range(3):
-        with pytest.raises(ResourceError, match=rf"takes \d+ bytes, and {left} of cache_memory are left: name the"):
+        with pytest.raises(
+            ResourceError, match=rf"takes [\d.]+ [KM]iB, and {amount(left)} of cache_memory are left: name the"
+        ):
             tight.generate("wind and road", SHORT, speculation={**LAYERS, "method": method})
         assert tight.engine.idle
         assert tight.roster.bytes == 0

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import TYPE_CHECKING
 
 from paceline.cli import main
+from paceline.cli.paint import Painter
 from tests.scripted import ANSWER, Script, feed, interrupt, script
 
 if TYPE_CHECKING:
     import pytest
 
 __all__ = ["script"]
+
+
+STATS = (
+    r"last answer:          19 tokens · [\d.]+ tokens/s · ngram: 12 of 18 drafted tokens accepted, 3.00 tokens a step",
+    r"all answers:          19 tokens · [\d.]+ tokens/s · ngram: 12 of 18 drafted tokens accepted, 3.00 tokens a step",
+    r"drafted:              18 tokens",
+    r"accepted:             12 tokens \(67%\)",
+    r"mean accepted length: 3.00 tokens a step",
+    r"by position:          1: 6/6, 2: 6/6, 3: 0/6 \(accepted/judged\)",
+    r"where the time went:  draft 0.00 s \(0%\), verify 3.50 s \(100%\), .*",
+)
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, *lines: str) -> int:
@@ -32,10 +45,34 @@ def test_chat_commands(script: Script, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert talk(monkeypatch, "/stats", "Hi", "/stats", "/clear", "/what now", "New") == 0
     err = capsys.readouterr().err
     assert "no answer yet" in err
-    assert "last:  19 tokens" in err
-    assert "by position:          1: 6/6, 2: 6/6, 3: 0/6" in err
+    for stated in STATS:
+        assert re.search(f"^{stated}$", err, re.MULTILINE), stated
     assert "/what is no command; there are /clear, /stats, /help" in err
     assert script.tokenizer.decode(script.calls[1][0]) == "<system>Be brief.<user>New"
+
+
+def test_colours_are_explained_once(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    legend = "colours of drafted tokens: green: ngram; without colour: the model's own"
+    feed(monkeypatch, "Hi\nAgain\n")
+    assert main(["chat"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\x1b[32m") == 22  # a letter each
+    assert err.splitlines().count(legend) == 1
+    assert talk(monkeypatch, "Hi") == 0
+    assert "colours" not in capsys.readouterr().err, "nor where only the answer is wanted"
+    monkeypatch.setenv("NO_COLOR", "1")
+    feed(monkeypatch, "Hi\n")
+    assert main(["chat"]) == 0
+    assert "colours" not in capsys.readouterr().err
+
+
+def test_a_drafter_keeps_its_colour() -> None:
+    painter = Painter(["suffix"])
+    assert (painter.colour("ngram"), painter.colour("suffix")) == ("cyan", "green")
+    assert painter.legend() == "colours of drafted tokens: green: suffix, cyan: ngram; without colour: the model's own"
 
 
 def test_chat_goes_on_after_an_interrupted_answer(
@@ -62,8 +99,8 @@ def test_stats_of_an_interrupted_answer_are_its_own(
     script.at = lambda step: interrupt(step) if len(script.calls) == 2 else None
     assert talk(monkeypatch, "Hi", "On", "/stats") == 0
     err = capsys.readouterr().err
-    assert "last:  4 tokens" in err
-    assert "all:   23 tokens" in err
+    assert "last answer:          4 tokens" in err
+    assert "all answers:          23 tokens" in err
 
 
 def test_an_interrupt_at_the_prompt_says_how_to_leave(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ import paceline.cli.model
 from paceline.cli import main
 from paceline.sampling import Sampling
 from tests.scripted import ANSWER, Script, feed, interrupt, script
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["script"]
 
@@ -102,6 +100,18 @@ def test_ways_to_ask_for_speculation(script: Script, arguments: list[str], expec
         (["--temprature", "1"], "--temperature"),
         (["--temperature", "-1"], "paceline: --temperature is -1"),
         (["--temperature", "hot"], "'--temperature'"),
+        (["--stop", ""], "paceline: --stop holds an empty text"),
+        (["--bad-words", ""], "paceline: --bad-words holds an empty text"),
+        (["--n", "0"], "paceline: --n is 0"),
+        (["--seed", "-1"], "paceline: --seed is -1"),
+        (["--logprobs", "-1"], "paceline: --logprobs is -1"),
+        (["--rule", "mine"], "paceline: --rule 'mine' is unknown"),
+        (["--tree", "0"], "paceline: --tree is 0"),
+        (["--tree", "lost.json"], "paceline: --tree names 'lost.json', which cannot be read"),
+        (["--method", "ngram", "--tree", "3"], "paceline: --method 'ngram' drafts chains, and --tree is 3;"),
+        (["--random"], "paceline: --random is for methods that have a head (eagle, eagle3, medusa), and"),
+        (["--method", "eagle", "--random", "--draft-model", "a"], "paceline: --random and --draft-model exclude each"),
+        (["--method", "ngram", "--draft-model", "a"], "paceline: --draft-model is given, and --method 'ngram'"),
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--method", "draft_model"], "--draft-layers ..."),
         (["--logit-bias", "5"], "as in --logit-bias 11=-5"),
@@ -272,13 +282,40 @@ def test_colours_are_for_terminals(
     assert capsys.readouterr().out == script.answer + "\n"
 
 
-def test_a_prediction_is_a_text_or_in_a_file(
-    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prediction_is_a_text_or_in_a_file(script: Script, tmp_path: Path) -> None:
     (tmp_path / "draft.txt").write_text("in a file\n")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    for prediction in ("as it stands, " * 500, str(tmp_path / "draft.txt")):
-        assert main(["generate", "x", "-q", "--prediction", prediction]) == 0
-    assert [request["prediction"] for request in script.requests] == ["as it stands, " * 500, "in a file\n"]
-    assert main(["generate", "x", "-q", "--prediction", str(tmp_path / "bytes")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    for given in (
+        ["--prediction", "as it stands, " * 500],
+        ["--prediction", "@dataclass"],
+        ["--prediction", "no/such/file.txt"],
+        ["--prediction-file", str(tmp_path / "draft.txt")],
+    ):
+        assert main(["generate", "x", "-q", *given]) == 0
+    expected = ["as it stands, " * 500, "@dataclass", "no/such/file.txt", "in a file\n"]
+    assert [request["prediction"] for request in script.requests] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--prediction-file", "drafft.txt"], "'drafft.txt' cannot be read (No such file or directory): name a file"),
+        (["--prediction-file", "."], "'.' cannot be read (Is a directory): name a file"),
+        (["--prediction-file", "bytes"], "'bytes' cannot be read (it is not UTF-8 text): name a file"),
+        (["--prediction", "draft.txt"], "'draft.txt' is a file: take --prediction-file to read it."),
+        (["--prediction", "a", "--prediction-file", "draft.txt"], "exclude each other; leave one of them out."),
+    ],
+)
+def test_a_prediction_that_is_not_there_is_an_error(
+    script: Script,
+    given: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("draft.txt").write_text("in a file\n")
+    Path("bytes").write_bytes(b"\xff\xfe")
+    assert main(["generate", "x", "-q", *given]) == 2
+    assert not script.made
+    assert sentence in capsys.readouterr().err

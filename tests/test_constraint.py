@@ -185,10 +185,42 @@ def test_together_with_other_rules_what_all_of_them_allow_is_left(
         assert {token: float(row[token]) for token in left(row)} == expected
 
 
+class _Padded(Constraint):
+    """Any number of ones, by a mask as long as a padded head's; of the padding it allows one id."""
+
+    def initial(self) -> Any:
+        return 0
+
+    def advance(self, state: Any, token: int) -> Any:
+        return 0 if token == 1 else None
+
+    def allowed(self, state: Any) -> Tensor:
+        mask = torch.zeros(1000, dtype=torch.bool)
+        mask[[1, 900]] = True
+        return mask
+
+    def forced(self, state: Any) -> int | None:
+        return None
+
+
 def test_a_mask_may_be_longer_than_the_vocabulary() -> None:
-    constraint = TokenAutomaton({0: {1: 0, 900: 1}}, 0, [], ())
-    assert left(rules(constraint).apply(torch.zeros(V), [])) == {1}
-    assert left(rules(constraint).apply(torch.zeros(V + 3), [])) == {1}
+    assert left(rules(_Padded()).apply(torch.zeros(V), [])) == {1}
+    assert left(rules(_Padded()).apply(torch.zeros(V + 3), [])) == {1}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        TokenAutomaton({0: {1: 0, 900: 1}}, 0, [], ()),
+        TokenAutomaton({0: {1: 1}, 1: {2: 2}}, 0, [2], (V - 1, 900)),
+        TokenAutomaton.from_texts([[1], [2, 3, 900]], EOS),
+    ],
+)
+def test_an_automaton_of_another_vocabulary_is_refused(constraint: TokenAutomaton) -> None:
+    assert constraint.highest == 900
+    with pytest.raises(RequestError, match=f"allows token 900, but the model has {V} ids, up to {V - 1}: make it with"):
+        rules(constraint)
+    assert TokenAutomaton({}, 0, [], ()).highest == -1
 
 
 def test_what_cannot_be_kept_is_refused() -> None:

@@ -10,13 +10,12 @@ from paceline.errors import DrafterError
 from paceline.heads.make import HeadKind, random_head
 from paceline.heads.write import write_eagle, write_eagle3, write_medusa
 from paceline.kernels import PacelineWarning
+from paceline.llm import LLM
 from paceline.sampling import Sampling
 from tests.bench_models import model_folder, tiny_llm
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from paceline.llm import LLM
 
 __all__ = ["model_folder", "tiny_llm"]
 
@@ -38,6 +37,13 @@ def test_a_head_of_random_weights_changes_no_token(tiny_llm: LLM, kind: HeadKind
     plain = texts(tiny_llm)
     speculation = {"method": kind, "random": True, "tree": tree, "num_speculative_tokens": 6, "adaptive": False}
     assert texts(tiny_llm, speculation=speculation) == plain
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_a_head_of_random_weights_is_remarked_on(model_folder: Path, random: bool) -> None:
+    speculation = {"method": "eagle", "random": True} if random else "ngram"
+    llm = LLM(str(model_folder), speculation=speculation, threads=2, max_num_seqs=2, cache_memory=1 << 24)
+    assert any("random weights, for tests" in note and "model=..." in note for note in llm.notes) == random
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -323,10 +323,12 @@ def test_speculation_that_is_not_to_be_had(llm: LLM, speculation: Any, sentence:
 
 
 def test_a_cache_too_small_names_both_amounts() -> None:
-    with pytest.raises(Exception, match="368640 bytes, and 1000 are allowed"):
+    with pytest.raises(Exception, match="360 KiB, and 1000 bytes are allowed: raise cache_memory"):
         LLM(cache_memory=1000)
     small = LLM(cache_memory=1_000_000, max_model_len=256)
-    with pytest.raises(Exception, match=r"320 tokens of cache; the cache holds 32"):
+    with pytest.raises(
+        Exception, match=r"320 tokens of cache; the cache holds 32: ask for fewer tokens or raise cache_memory"
+    ):
         small.generate(STORY, Sampling(max_tokens=250))
     assert small.engine.idle
 

@@ -121,9 +121,9 @@ def test_a_new_file_is_picked_up_by_itself(tiny_llm: LLM, write: Write) -> None:
 @pytest.mark.parametrize(
     ("more", "asked", "sentence"),
     [
-        ("", {"model": "x"}, "method 'mine' drafts without model"),
-        ("", {"draft_layers": 1}, "method 'mine' drafts without draft_layers"),
-        ("", {"random": True}, "method 'mine' has no head whose weights could be random"),
+        ("", {"model": "x"}, "model is given, and method 'mine' drafts without"),
+        ("", {"draft_layers": 1}, "draft_layers is given, and method 'mine' drafts without"),
+        ("", {"random": True}, "random is for .* eagle3, medusa.*, and 'mine' has none"),
         ("", {"tree": 2}, "method 'mine' drafts chains, and tree is 2"),
         (
             "",
@@ -131,9 +131,9 @@ def test_a_new_file_is_picked_up_by_itself(tiny_llm: LLM, write: Write) -> None:
             "'ratio' needs drafts .* those of method 'mine' are not; .* draft_model, eagle, eagle3",
         ),
         ('model="needed"', {}, "method 'mine' needs a head .* name its checkpoint with model="),
-        ('model="needed"', {"draft_layers": 1}, "method 'mine' drafts without draft_layers"),
+        ('model="needed"', {"draft_layers": 1}, "draft_layers is given, and method 'mine' drafts without"),
         ('model="needed", options=("draft_layers",)', {}, "method 'mine' needs a draft model: .* draft_layers="),
-        ('model="needed", options=("random",)', {"random": True, "model": "x"}, "random .* in the place of model"),
+        ('model="needed", options=("random",)', {"random": True, "model": "x"}, "random and model exclude each other"),
     ],
 )
 def test_a_new_method_is_refused_by_its_own_name(write: Write, more: str, asked: dict[str, Any], sentence: str) -> None:

@@ -193,18 +193,18 @@ def test_refused(value: Any, message: str) -> None:
     ("value", "message"),
     [
         ({"method": "draft_model"}, "model=.*draft_layers="),
-        ({"model": "small", "method": "ngram"}, "without model"),
-        ({"draft_layers": 3, "method": "ngram"}, "without draft_layers"),
-        ({"draft_layers": 3, "method": "suffix"}, "'suffix' drafts without draft_layers"),
-        ({"model": "small", "method": "recycling"}, "'recycling' drafts without model"),
+        ({"model": "small", "method": "ngram"}, "model is given, and method 'ngram' drafts without"),
+        ({"draft_layers": 3, "method": "ngram"}, "draft_layers is given, and method 'ngram' drafts without"),
+        ({"draft_layers": 3, "method": "suffix"}, "draft_layers is given, and method 'suffix' drafts without"),
+        ({"model": "small", "method": "recycling"}, "model is given, and method 'recycling' drafts without"),
         *(
             ({"rule": rule, "method": "ngram"}, f"rule '{rule}' needs drafts that are drawn .* 'ngram' .*draft_model")
             for rule in ("ratio", "block", "recursive", "traversal")
         ),
         ({"method": "ngram", "tree": 3}, "'ngram' drafts chains, and tree is 3"),
-        ({"method": "ngram", "random": True}, "no head whose weights could be random"),
+        ({"method": "ngram", "random": True}, "random is for .* eagle3, medusa.*, and 'ngram' has none"),
         ({"method": "eagle"}, "'eagle' needs a head that was trained for the target: name its checkpoint with model="),
-        ({"method": "medusa", "draft_layers": 2}, "drafts without draft_layers"),
+        ({"method": "medusa", "draft_layers": 2}, "draft_layers is given, and method 'medusa' drafts without"),
         ({"rule": "ratio", "draft_layers": 2}, "rule 'ratio' needs drafts .*'cascade'"),
         (
             {"rule": "ratio", "method": "draft_model", "draft_layers": 2, "tree": 3},

@@ -198,6 +198,30 @@ def test_a_constraint_holds_and_its_forced_tokens_are_drafted(tiny_llm: LLM) -> 
         assert (answer.record.accepted > 0) == bool(speculation)
 
 
+@pytest.mark.parametrize(("ids", "highest"), [([5, 60_000], 60_000), ([70_000, 60_000], 70_000), ([300], 300)])
+def test_a_constraint_of_ids_that_the_model_lacks_is_refused(tiny_llm: LLM, ids: list[int], highest: int) -> None:
+    """Before anything is generated, however deep in its language they stand."""
+    constraint = TokenAutomaton.from_texts([list(b"red"), ids], EOS)
+    sentence = f"the constraint allows token {highest}, but the model has 257 ids, up to 256: make it with this model's"
+    with pytest.raises(RequestError, match=sentence):
+        tiny_llm.generate(PROMPT, Sampling(), constraint=constraint)
+    with pytest.raises(RequestError, match=sentence):
+        tiny_llm.stream(PROMPT, Sampling(), constraint=constraint)
+    assert tiny_llm.engine.idle
+
+
+@pytest.mark.parametrize(("method", "wish"), [("grammar", "constraint"), ("prediction", "prediction")])
+def test_a_method_without_what_it_drafts_from_says_so(tiny_llm: LLM, method: str, wish: str) -> None:
+    reason = f"it drafts from {wish}=..., and none was given"
+    for adaptive in (True, False):
+        speculation = {"method": method, "adaptive": adaptive}
+        record = tiny_llm.generate(PROMPT, SETTINGS, speculation=speculation).record
+        assert record.as_dict()["disabled_reason"] == reason
+    record = tiny_llm.generate(PROMPT, SETTINGS, speculation={"method": method, **FIXED}, prediction="no").record
+    assert (record.disabled_reason == reason) == (method == "grammar")
+    assert tiny_llm.generate(PROMPT, SETTINGS, speculation="cascade").record.disabled_reason != reason
+
+
 def test_a_salt_keeps_what_is_learned_apart(tiny_llm: LLM) -> None:
     """The second request of a key gains by the first; one of another key does not."""
     tiny_llm.forget()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from paceline.amount import WRITTEN, amount
 from paceline.errors import ResourceError
 from paceline.pages import PAGE, PagePool, pages_for
 from paceline.tree import MAX_NODES
@@ -39,11 +40,14 @@ class CacheBudget:
         self._given = memory is not None
         self.memory = free // _SHARE if memory is None else memory
         if self.memory > free:
-            raise ResourceError(f"cache_memory is {self.memory} bytes, and {free} bytes are free: lower it.")
+            raise ResourceError(
+                f"cache_memory is {amount(self.memory)}, and {amount(free)} are free: lower it ({WRITTEN})."
+            )
         per_page = sum(group.page_bytes for group in groups)
         if self.memory < per_page:
             raise ResourceError(
-                f"{PAGE} tokens of cache take {per_page} bytes, and {self.memory} are allowed: raise cache_memory."
+                f"{PAGE} tokens of cache take {amount(per_page)}, and {amount(self.memory)} are allowed: raise "
+                f"cache_memory ({WRITTEN})."
             )
         self._sequences = max_num_seqs
         self._window_rows = pages_for(max(pass_rows, MAX_NODES)) + 2
@@ -65,8 +69,9 @@ class CacheBudget:
         wanted, left = sum(n * g.page_bytes for n, g in zip(sizes, groups, strict=True)), self._left()
         if wanted > left:
             raise ResourceError(
-                f"the cache of the drafter takes {wanted} bytes, and {left} of cache_memory are left: name the draft "
-                "model when the target is loaded, so that both are planned for, or raise cache_memory."
+                f"the cache of the drafter takes {amount(wanted)}, and {amount(left)} of cache_memory are left: name "
+                f"the draft model when the target is loaded, so that both are planned for, or raise cache_memory "
+                f"({WRITTEN})."
             )
         pools = [PagePool(group, size) for group, size in zip(groups, sizes, strict=True)]
         self._cut += pools

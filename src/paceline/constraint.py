@@ -123,6 +123,11 @@ class TokenAutomaton:
         for state in accepting:
             self._arcs[numbers[state]].update(dict.fromkeys(ends, self._end))
 
+    @property
+    def highest(self) -> int:
+        """The highest id that it allows; -1 where it allows none."""
+        return max((token for arcs in self._arcs.values() for token in arcs), default=-1)
+
     @classmethod
     def from_texts(cls, texts: Iterable[Sequence[int]], eos: int | Sequence[int]) -> TokenAutomaton:
         """The automaton of exactly these outputs, each the ids of one text without its end.

@@ -102,6 +102,7 @@ class Engine:
         """
         tokens = list(request.prompt)
         rule = RULES.get(request.rule)
+        wish = drafter.needs.wish if drafter else None
         sequence = Sequence(
             id=next(self._ids),
             request=request,
@@ -112,6 +113,7 @@ class Engine:
                 request.seed,
                 rule.lossless if rule else "bits",
                 origins=[] if request.origins else None,
+                lacking=wish if wish and not getattr(request, wish) else None,
             ),
             drafter=drafter,
             tokens=tokens,

@@ -65,9 +65,13 @@ def check(speculation: Speculation) -> None:
     method = find(name)
     model = method.model
     if speculation.random and "random" not in method.options:
-        raise OptionError(f"method {name!r} has no head whose weights could be random; leave random out.")
+        able = ", ".join(other for other in names() if "random" in find(other).options)
+        raise OptionError(
+            f"random is for methods that have a head ({able}), and {name!r} has none; take one of those, "
+            "or leave it out."
+        )
     if speculation.random and speculation.model is not None:
-        raise OptionError("random takes a head of random weights in the place of model; leave one of the two out.")
+        raise OptionError("random and model exclude each other: a head has random weights or is named; leave one out.")
     if not method.trees and isinstance(speculation.tree, int) and speculation.tree > 1:
         raise OptionError(f"method {name!r} drafts chains, and tree is {speculation.tree}; take tree 'none'.")
     if not method.shapes and speculation.shape is not None:
@@ -78,9 +82,11 @@ def check(speculation: Speculation) -> None:
         )
     if model == "none" and speculation.named:
         option = "draft_layers" if speculation.model is None else "model"
-        raise OptionError(f"method {name!r} drafts without {option}; leave it out, or use 'draft_model'.")
+        raise OptionError(f"{option} is given, and method {name!r} drafts without; leave it out, or use 'draft_model'.")
     if speculation.draft_layers is not None and "draft_layers" not in method.options:
-        raise OptionError(f"method {name!r} drafts without draft_layers; leave it out, or use 'draft_model'.")
+        raise OptionError(
+            f"draft_layers is given, and method {name!r} drafts without; leave it out, or use 'draft_model'."
+        )
     if model == "needed" and not (speculation.named or speculation.random):
         raise OptionError(
             f"method {name!r} needs a draft model: name one with model=..., or take the target's own first layers "

@@ -51,7 +51,8 @@ class SpeculationRecord:
 
     ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
     were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
-    counts the steps in which the drafter was asked at all, and ``failed`` says that it was left out for good.
+    counts the steps in which the drafter was asked at all, ``failed`` says that it was left out for good, and
+    ``lacking`` which wish it drafts from, where the request does without.
     """
 
     method: str
@@ -60,6 +61,7 @@ class SpeculationRecord:
     steps: int = 0
     asked: int = 0
     failed: bool = False
+    lacking: str | None = None
     drafted: int = 0
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -82,6 +84,8 @@ class SpeculationRecord:
             return "the drafter failed"
         if self.method == "none" or self.drafted or not self.steps:
             return None
+        if self.lacking:
+            return f"it drafts from {self.lacking}=..., and none was given"
         return "no match" if self.asked else "it does not pay"
 
     def judge(self, drafted: int, accepted: int, missed: bool) -> None:

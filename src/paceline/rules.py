@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.constraint import Constraint, Guard
+from paceline.constraint import Constraint, Guard, TokenAutomaton
 from paceline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -177,6 +177,11 @@ class LogitRules:
             )
         if self.sampling.ignore_eos:
             raise RequestError("constraint and ignore_eos exclude each other: a constraint says where the output ends.")
+        if isinstance(constraint, TokenAutomaton) and constraint.highest >= self.vocab_size:
+            raise RequestError(
+                f"the constraint allows token {constraint.highest}, but the model has {self.vocab_size} ids, up to "
+                f"{self.vocab_size - 1}: make it with this model's tokenizer."
+            )
         return Guard(constraint, self.stop_ids)
 
     def _forbidden(self) -> Tensor | None:

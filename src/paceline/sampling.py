@@ -233,5 +233,5 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
         if not isinstance(value, str):
             raise OptionError(f"{name} holds {value!r}, which is not a text.")
         if not value:
-            raise OptionError(f"{name} holds an empty text, which would match everywhere; leave it out.")
+            raise OptionError(f"{name} holds an empty text, which would match everywhere: give one that is not.")
     return tuple(dict.fromkeys(values))

@@ -83,7 +83,7 @@ class Scheduler:
             if pages > pool.pages:
                 raise ResourceError(
                     f"the request may grow to {sequence.request.limit} tokens, which take {pages * PAGE} tokens of "
-                    f"cache; the cache holds {pool.pages * PAGE}: ask for fewer tokens or give it more memory."
+                    f"cache; the cache holds {pool.pages * PAGE}: ask for fewer tokens or raise cache_memory."
                 )
         self.waiting.append(sequence)
 

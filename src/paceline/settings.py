@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from paceline.amount import WRITTEN
 from paceline.errors import OptionError
 from paceline.options import choice, integer
 from paceline.targets.linear import Format
@@ -24,7 +25,8 @@ class EngineOptions:
         max_model_len: the longest sequence in tokens, for the target and a draft model alike; unless said the model's
             own.
         max_num_seqs: how many sequences run at once; the others wait.
-        cache_memory: bytes for keys and values; unless said what they can use, at most a quarter of the free memory.
+        cache_memory: bytes for keys and values (2 GiB is 2 * 2**30 in Python, 2G as a flag); unless said what they can
+            use, at most a quarter of the free memory.
 
     Raises:
         OptionError: a value out of range.
@@ -45,6 +47,8 @@ class EngineOptions:
             if getattr(self, name) is not None:
                 choice(name, getattr(self, name), known)
         integer("max_num_seqs", self.max_num_seqs, 1)
+        if isinstance(self.cache_memory, str):
+            raise OptionError(f"cache_memory is a number of bytes, not {self.cache_memory!r}: {WRITTEN}.")
         for name, high in (("threads", 256), ("max_model_len", None), ("cache_memory", None)):
             value = getattr(self, name)
             if value is not None:

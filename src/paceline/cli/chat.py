@@ -22,7 +22,7 @@ from paceline.cli.model import (
 )
 from paceline.cli.output import tell
 from paceline.cli.paint import Painter
-from paceline.cli.report import Run, details, summary
+from paceline.cli.report import Run, details, line, summary
 from paceline.errors import ContextLengthError, OptionError, RequestError
 from paceline.sampling import Sampling
 from paceline.targets.hub import DEFAULT_MODEL
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/clear": "forget the conversation",
-    "/stats": "show figures of the last answer and of all",
+    "/stats": "show figures of the last answer and of all, and what drafting brought in all",
     "/help": "list the commands",
 }
 KEYS = "Ctrl-C ends an answer, Ctrl-D the program; /help lists the commands."
@@ -59,7 +59,7 @@ def chat(
     llm = open_model(model, engine, wanted, quiet=quiet)
     if "max_tokens" not in sampling:
         settings = settings.replace(max_tokens=None)
-    conversation = Conversation(llm, settings.over(llm.default_sampling), system, cache_salt)
+    conversation = Conversation(llm, settings.over(llm.default_sampling), system, cache_salt, quiet)
     if not quiet:
         tell(KEYS)
     return talk(conversation)
@@ -68,14 +68,24 @@ def chat(
 class Conversation:
     """What was said, and how the answers came.
 
+    Args:
+        quiet: say nothing of the colours.
+
     Raises:
         RequestError: the model has no chat template.
     """
 
     def __init__(
-        self, llm: "LLM", sampling: Sampling, system: str | None = None, cache_salt: str | None = None
+        self,
+        llm: "LLM",
+        sampling: Sampling,
+        system: str | None = None,
+        cache_salt: str | None = None,
+        quiet: bool = False,
     ) -> None:
         self._llm = llm
+        self._quiet = quiet
+        self._origins: list[str] = []
         self._cache_salt = cache_salt
         self._sampling = sampling
         self._first = [] if system is None else [{"role": "system", "content": system}]
@@ -96,7 +106,11 @@ class Conversation:
             sum(run.tokens for run in self._runs),
             sum(run.seconds for run in self._runs),
         )
-        return ["last:  " + summary(self._runs[-1]), "all:   " + summary(everything), *details(everything.record())]
+        return [
+            line("last answer", summary(self._runs[-1])),
+            line("all answers", summary(everything)),
+            *details(everything.record()),
+        ]
 
     def say(self, text: str) -> None:
         """Stream the answer to a message. What an interrupt leaves of it stays in the conversation.
@@ -105,9 +119,12 @@ class Conversation:
             RequestError: the conversation does not fit, or holds what is no text; the message is then forgotten.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
-        painter = Painter()
+        painter = Painter(self._origins)
         run = answer(self._llm, self._llm.chat_ids(messages), self._sampling, painter.show, cache_salt=self._cache_salt)
         painter.end()
+        if painter.origins != self._origins and not self._quiet:
+            tell(painter.legend())
+        self._origins = painter.origins
         self._runs.append(run)
         self._messages = [*messages, {"role": "assistant", "content": run.completions[0].text}]
 

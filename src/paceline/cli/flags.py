@@ -118,8 +118,8 @@ def verb(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def in_flags(text: str, flags: Mapping[str, str]) -> str:
     """A sentence about options with flags in place of their names in Python.
 
-    A name without an underscore may be a word of English too: it is an option where it begins the sentence, or
-    stands before an equals sign.
+    A name without an underscore may be a word of English too: it is an option where it begins the sentence or a
+    clause, stands before an equals sign, or is what another excludes.
 
     Args:
         flags: by name in Python.
@@ -127,8 +127,9 @@ def in_flags(text: str, flags: Mapping[str, str]) -> str:
     option = re.compile(rf"(?<![\w'./-])({'|'.join(flags)})\b(?!['/])(=?)")
 
     def flag(match: re.Match[str]) -> str:
-        begins = match.start() == 0 and re.match(" (is|has|and) | '", text[match.end() :])
-        if "_" in match[1] or match[2] or begins:
+        before, behind = text[: match.start()], text[match.end() :]
+        begins = re.fullmatch("(.*, and )?", before) and re.match(" (is|has|and|holds|names) | '", behind)
+        if "_" in match[1] or match[2] or begins or behind.startswith(" exclude each other"):
             return flags[match[1]] + " " * bool(match[2])
         return match[0]
 

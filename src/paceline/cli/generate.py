@@ -60,8 +60,17 @@ def generate(
         str | None,
         typer.Option(
             "--prediction",
-            metavar="FILE|TEXT",
+            metavar="TEXT",
             help="What the answer will mostly repeat, for methods that draft from it.",
+            rich_help_panel="Speculation",
+        ),
+    ] = None,
+    prediction_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prediction-file",
+            metavar="FILE",
+            help="The file that holds it.",
             rich_help_panel="Speculation",
         ),
     ] = None,
@@ -72,7 +81,7 @@ def generate(
         raise typer.BadParameter("--compare needs speculation: leave out what switches it off.")
     settings = Sampling(**sampling)
     text = _read() if prompt in (None, "-") else str(prompt)
-    expected = None if prediction is None else _content(prediction)
+    expected = _expected(prediction, prediction_file)
     llm = open_model(model, engine, wanted, quiet=quiet)
     ids = llm.chat_ids([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text)
     request = {"origins": origins, "cache_salt": cache_salt, "prediction": expected}
@@ -111,20 +120,34 @@ def _read() -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _content(text: str) -> str:
-    """What is in the file of this name, or the text itself where there is none.
+def _expected(text: str | None, file: Path | None) -> str | None:
+    """What the answer is expected to repeat.
 
     Raises:
-        OptionError: the file holds no text.
+        OptionError: it is given twice, the file holds no text, or the text is the name of a file.
     """
+    if file is None:
+        if text is not None and _is_file(text):
+            raise OptionError(
+                f"--prediction takes the text itself, and {text!r} is a file: take --prediction-file to read it."
+            )
+        return text
+    if text is not None:
+        raise OptionError("--prediction and --prediction-file exclude each other; leave one of them out.")
     try:
-        there = Path(text).is_file()
-    except OSError:  # it is too long for a name
-        there = False
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        reason = "it is not UTF-8 text"
+    except OSError as error:
+        reason = str(error.strerror)
+    raise OptionError(f"--prediction-file {str(file)!r} cannot be read ({reason}): name a file that holds the text.")
+
+
+def _is_file(text: str) -> bool:
     try:
-        return Path(text).read_text(encoding="utf-8") if there else text
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--prediction {text} cannot be read: {error}.") from error
+        return Path(text).is_file()
+    except (OSError, ValueError):  # it is too long for a name, or has a null in it
+        return False
 
 
 def _run(task: _Task, as_json: bool, painter: Painter) -> Run:

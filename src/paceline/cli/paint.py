@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from paceline.completion import Chunk
 
@@ -18,14 +18,18 @@ COLOURS = {"green": 32, "cyan": 36, "magenta": 35, "yellow": 33, "blue": 34}
 
 
 class Painter:
-    """Prints an answer as it comes. Into pipes, and where NO_COLOR is set, it prints the text as it is."""
+    """Prints an answer as it comes. Into pipes, and where NO_COLOR is set, it prints the text as it is.
 
-    def __init__(self) -> None:
+    Args:
+        origins: the drafters that earlier answers showed, in the order of their colours.
+    """
+
+    def __init__(self, origins: Iterable[str] = ()) -> None:
         console = Console()
         self.coloured = console.is_terminal and not console.no_color
         self._marks: deque[tuple[int, str]] = deque()  # up to which length of the text a token goes, and its origin
         self._length = 0
-        self.origins: list[str] = []  # those seen, the target left out
+        self.origins = list(origins)  # those seen, the target left out
 
     def show(self, chunk: Chunk) -> None:
         """Print what a chunk adds."""
@@ -44,7 +48,8 @@ class Painter:
 
     def legend(self) -> str:
         """Which colour is which drafter."""
-        return ", ".join(f"{self.colour(origin)}: {origin}" for origin in self.origins)
+        colours = ", ".join(f"{self.colour(origin)}: {origin}" for origin in self.origins)
+        return f"colours of drafted tokens: {colours}; without colour: the model's own"
 
     def colour(self, origin: str) -> str:
         """The colour of a drafter, by the order in which drafters appeared."""

@@ -64,27 +64,29 @@ def comparison(plain: Run, fast: Run, identical: bool) -> list[str]:
     """The lines that --compare prints."""
     record, ratio = fast.record(), speedup(plain, fast)
     return [
-        _line("plain", _speed(plain.speed)),
-        _line(f"with {record['method']}", _speed(fast.speed)),
-        _line("speed-up", "unknown" if ratio is None else f"{ratio:.2f} x"),
+        line("plain", _speed(plain.speed)),
+        line(f"with {record['method']}", _speed(fast.speed)),
+        line("speed-up", "unknown" if ratio is None else f"{ratio:.2f} x"),
         *details(record),
-        _line("identical", "yes" if identical else "no" if promised(fast) else "no, nor does this rule promise it"),
+        line("identical", "yes" if identical else "no" if promised(fast) else "no, nor does this rule promise it"),
     ]
 
 
 def details(record: Mapping[str, Any]) -> list[str]:
     """What drafting brought, by position, and where the time went."""
     mean, reason = record["mean_accepted_length"], record["disabled_reason"]
+    depths = by_depth(record["accepted_by_position"])
     return [
-        _line("drafted", f"{record['drafted']} ({reason})" if reason else str(record["drafted"])),
-        _line("accepted", str(record["accepted"])),
-        _line("mean accepted length", "none" if mean is None else f"{mean:.2f}"),
-        _line("by position", by_depth(record["accepted_by_position"]) or "none reached"),
-        _line("where the time went", _shares(record["seconds"])),
+        line("drafted", f"{record['drafted']} tokens" + (f" ({reason})" if reason else "")),
+        line("accepted", f"{record['accepted']} tokens" + _share(record["accepted"], record["drafted"])),
+        line("mean accepted length", "none" if mean is None else f"{mean:.2f} tokens a step"),
+        line("by position", f"{depths} (accepted/judged)" if depths else "none judged"),
+        line("where the time went", _shares(record["seconds"])),
     ]
 
 
-def _line(name: str, value: str) -> str:
+def line(name: str, value: str) -> str:
+    """A figure behind its name."""
     return f"{name + ':':<22}{value}"
 
 
@@ -104,6 +106,10 @@ def by_depth(positions: Sequence[Mapping[str, int]]) -> str:
     return ", ".join(
         f"{depth}: {at['accepted']}/{at['reached']}" for depth, at in enumerate(positions, 1) if at["reached"]
     )
+
+
+def _share(part: int, whole: int) -> str:
+    return f" ({part / whole:.0%})" if whole else ""
 
 
 def _shares(seconds: Mapping[str, float]) -> str:

@@ -33,7 +33,7 @@ class GrammarDrafter:
     """Chains of tokens that alone may follow; requests without a constraint get none."""
 
     name = "grammar"
-    needs = Needs(cost="lookup")
+    needs = Needs(cost="lookup", wish="constraint")
 
     def __init__(self) -> None:
         self._places: dict[int, _Place] = {}

@@ -115,7 +115,7 @@ class PredictionDrafter:
     """Chains out of the text that the caller expects."""
 
     name = "prediction"
-    needs = Needs(cost="lookup")
+    needs = Needs(cost="lookup", wish="prediction")
 
     def __init__(self) -> None:
         self._courses: dict[int, _Course] = {}

@@ -77,7 +77,9 @@ def _vocabulary(head: Head, target: ModelSpec, usable: int) -> Iterator[Check]:
     rows = spec.vocab_size
     takes_head = not spec.own_head if isinstance(spec, EagleSpec) else spec.head == "target"
     passed = rows == target.vocab_size or (not takes_head and usable <= rows < usable + _PADDING)
-    found = f"{rows} ids, of the target's {target.vocab_size} {usable} can be emitted"
+    found = f"it has {rows} ids, the target {target.vocab_size}"
+    if usable < target.vocab_size:
+        found += f", of which {usable} can be emitted"
     yield Check("vocabulary", passed, found, None if passed else INSTEAD)
     if spec.draft_vocab_size < rows:
         reach = int((head.target_ids < usable).sum())
