@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.tables import beside, compared, perplexities, rewritten, show, stepped, verified
+from paceline.cli.tables import beside, compared, perplexities, rewritten, show, simulated, stepped, verified
 
 SPREAD = {"median": 1234.5, "low": 12.34, "high": 13.45}
 FIGURES: dict[str, Any] = {
@@ -34,6 +34,18 @@ STEP = {
 }
 WAY = {"temperature": 0.8, "batch": 8, "mixed": True, "method": "recycling tree", "differing": 0, "counts": True}
 COUNTS = dict.fromkeys(("prompts", "tokens", "accepted", "rejected"), 123456)
+SIMULATED = {
+    "drafts": "head, far",
+    "device": "H200",
+    "model": "70B fp8",
+    "context": 131072,
+    "users": 512,
+    "length": 12,
+    **dict.fromkeys(("best", "auto", "of_best"), 12.345),
+    "auto_interval": [11.222, 13.344],
+    "of_best_interval": [11.222, 13.344],
+    "failed": ["0.95 of best", "0.97 of plain"],
+}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +89,7 @@ COUNTS = dict.fromkeys(("prompts", "tokens", "accepted", "rejected"), 123456)
                 ],
             }
         ),
+        simulated({"cells": [SIMULATED], "left_out": [{**SIMULATED, "users": [64, 128, 256, 512]}]}),
         verified({"full": True, "combinations": [{**WAY, **COUNTS}]}),
     ],
 )  # fmt: skip

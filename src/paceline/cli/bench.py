@@ -4,6 +4,7 @@ and how others fare."""
 import sys
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,10 +35,12 @@ from paceline.cli.measure import (
 )
 from paceline.cli.model import ENGINE, METHOD_HELP, ModelName
 from paceline.cli.output import tell
-from paceline.cli.tables import beside, compared, perplexities, rewritten, stepped
+from paceline.cli.tables import beside, compared, perplexities, rewritten, simulated, stepped
 from paceline.errors import OptionError
 from paceline.prompts import read_prompts, spread
 from paceline.sampling import Sampling
+from paceline.simulate import compare
+from paceline.simulate.plot import plot
 from paceline.targets import load
 from paceline.targets.hub import DEFAULT_MODEL
 from paceline.text import Tokenizer
@@ -212,3 +215,30 @@ def peers(
         report = measured.report()
     result.show(report, *beside(report))
     return 0
+
+
+@command(help="The pacer on modelled GPUs against the best fixed length that knows the future.")
+@verb(measuring=MEASURING)
+def simulate(
+    *,
+    measuring: dict[str, Any],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How often requests and machines are drawn.")] = 20,
+    users: Annotated[str, typer.Option("--users", help="Requests at a time.")] = "1,2,4,8,16,32,64,128,256,512",
+    contexts: Annotated[
+        str, typer.Option("--context", help="Tokens of a request when it begins.")
+    ] = "1024,4096,16384,32768,131072",
+    figure: Annotated[Path | None, typer.Option("--plot", help="Draw the result into this SVG or PNG file.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Of each user on the average; else by their number.")
+    ] = None,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="How many simulate at a time.")] = 2,
+) -> int:
+    counts, lengths = numbers("--users", users, 1, 4096), numbers("--context", contexts, 1, 1 << 20)
+    result = Measuring(**measuring)
+    with result.ticker() as ticker:
+        cells = Runner(result.output, environment(), {}, ticker)
+        report = compare.run(cells, seeds, counts, lengths, processes, tokens)
+    if figure is not None:
+        plot(report, figure)
+    result.show(report, *simulated(report))
+    return int(any(row["failed"] for row in report["cells"]))

@@ -138,6 +138,28 @@ def beside(report: Mapping[str, Any]) -> list[Table]:
     return list(tables.values())
 
 
+def simulated(report: Mapping[str, Any]) -> list[Table]:
+    """The pacer against fixed lengths by machine, and what has no room. Best and auto are ratios to plain decoding;
+    "from" is where their 95 % intervals begin, and "fails" names the bounds that do not hold."""
+    tables: dict[tuple[str, ...], Table] = {}
+    columns = ("context", "users", "length", "best", "auto", "from", "of best", "from", "fails")
+    for row in report["cells"]:
+        place = row["drafts"], row["device"], row["model"]
+        if place not in tables:
+            tables[place] = _table(" · ".join(place), *columns, words=(8,))
+        tables[place].add_row(
+            *(str(row[column]) for column in columns[:3]),
+            *map(_x, (row["best"], row["auto"], row["auto_interval"][0])),
+            *(f"{ratio:.3f}" for ratio in (row["of_best"], row["of_best_interval"][0])),
+            ", ".join(row["failed"]),
+        )
+    left = _table("no room", "device", "model", "context", "users", words=(0, 1))
+    for entry in report["left_out"]:
+        users = ", ".join(map(str, entry["users"]))
+        left.add_row(entry["device"], entry["model"], str(entry["context"]), users)
+    return [*tables.values(), left]
+
+
 def _figures(method: str, groups_of: str, groups: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """A method's speed by group, and how its drafts fared."""
     speed = _table(f"{method}: speed", groups_of, "tokens/s", "speed-up", "over repeats", "95 %", "end to end")
