@@ -299,7 +299,7 @@ def test_what_finds_no_page_is_not_drafted_for_and_the_others_are(
     for n, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
         same(sequence, alone(RULE, prompt, seed=n, **options))
         assert not sequence.record.failed
-    assert sum(sequence.record.accepted for sequence in sequences) > 60
+    assert sum(sequence.record.accepted for sequence in sequences) > 10
     assert caplog.records == []
     assert all(drafted for drafted, asked in counting.counts if asked == 4)  # later some rest on pages of their own
     assert any(drafted < asked for drafted, asked in counting.counts)
