@@ -86,7 +86,7 @@ class Watched(EagleDrafter):
 
 
 def run_on(target: Decoder, **changes: Any) -> ToyRun:
-    settings: dict[str, Any] = {"max_model_len": LIMIT, "pages": 64, "max_batch_tokens": 14, **changes}
+    settings: dict[str, Any] = {"max_model_len": LIMIT, "pages": 64, "max_batch_tokens": 100, **changes}
     return ToyRun(path_rule(1), target=target, vocab=target.vocab_size, **settings)
 
 
@@ -100,7 +100,8 @@ def answers(target: Decoder, **sampling: Any) -> list[Sequence]:
 def ride(target: Decoder, drafter: Watched, prompts: Seq[Seq[int]], length: int = 7, **sampling: Any) -> list[Sequence]:
     run = run_on(target)
     speculation = {"num_speculative_tokens": length}
-    sequences = [run.add(p, drafter, eos=(), max_tokens=30, speculation=speculation, **sampling) for p in prompts]
+    settings: dict[str, Any] = {"eos": (), "max_tokens": 30, "piece_limit": 14, "speculation": speculation, **sampling}
+    sequences = [run.add(prompt, drafter, **settings) for prompt in prompts]
     while any(sequence.finish_reason is None for sequence in sequences):
         run.engine.step()
         run.check()

@@ -72,7 +72,7 @@ class Watched(MedusaDrafter):
 
 def run_on(target: Decoder) -> ToyRun:
     vocab = target.vocab_size
-    return ToyRun(path_rule(1), target=target, vocab=vocab, max_model_len=128, max_batch_tokens=14)
+    return ToyRun(path_rule(1), target=target, vocab=vocab, max_model_len=128, max_batch_tokens=100)
 
 
 def answers(target: Decoder, prompts: Seq[Seq[int]] = PROMPTS, **sampling: Any) -> list[Sequence]:
@@ -84,7 +84,8 @@ def answers(target: Decoder, prompts: Seq[Seq[int]] = PROMPTS, **sampling: Any) 
 
 def ride(target: Decoder, drafter: Watched, prompts: Seq[Seq[int]], length: int = 9, **sampling: Any) -> list[Sequence]:
     run, speculation = run_on(target), {"num_speculative_tokens": length}
-    sequences = [run.add(p, drafter, eos=(), max_tokens=30, speculation=speculation, **sampling) for p in prompts]
+    settings: dict[str, Any] = {"eos": (), "max_tokens": 30, "piece_limit": 14, "speculation": speculation, **sampling}
+    sequences = [run.add(prompt, drafter, **settings) for prompt in prompts]
     while any(sequence.finish_reason is None for sequence in sequences):
         run.engine.step()
         assert set(drafter._states) == {s.id for s in sequences if s.finish_reason is None}

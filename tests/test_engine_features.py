@@ -112,7 +112,7 @@ def test_every_committed_row_is_observed_once_and_in_order(needs: Needs, rows: i
     expected = [alone(RULE, prompt, max_tokens=20) for prompt in prompts]
     answers = {n: [*prompt, *e.output] for n, (prompt, e) in enumerate(zip(prompts, expected, strict=True))}
     target = Pathwise()
-    run = ToyRun(RULE, target=target, max_batch_tokens=max(rows, 4), lag=lag)
+    run = ToyRun(RULE, target=target, max_batch_tokens=rows + 40, lag=lag)
     drafter = Attentive(answers, needs, seed=rows)
     plain = run.add([99], max_tokens=30)
     sequences = [

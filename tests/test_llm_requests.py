@@ -328,7 +328,7 @@ def test_a_cache_too_small_names_both_amounts() -> None:
         LLM(cache_memory=1000)
     small = LLM(cache_memory=1_000_000, max_model_len=256)
     with pytest.raises(
-        Exception, match=r"320 tokens of cache; the cache holds 32: ask for fewer tokens or raise cache_memory"
+        Exception, match=r"256 tokens of cache; the cache holds 32: ask for fewer tokens or raise cache_memory"
     ):
         small.generate(STORY, Sampling(max_tokens=250))
     assert small.engine.idle

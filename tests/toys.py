@@ -329,7 +329,7 @@ class ToyRun:
         rule: Callable[[list[int]], Tensor],
         *,
         vocab: int = VOCAB,
-        pages: int = 64,
+        pages: int | tuple[int, ...] = 64,
         max_num_seqs: int = 8,
         max_batch_tokens: int = 64,
         max_model_len: int = 256,
@@ -340,7 +340,8 @@ class ToyRun:
         target: Target | None = None,
     ) -> None:
         self.target = target or StrictTarget(rule, vocab, max_model_len, window)
-        self.pools = [PagePool(group, pages) for group in self.target.groups]
+        sizes = pages if isinstance(pages, tuple) else (pages,) * len(self.target.groups)
+        self.pools = [PagePool(group, size) for group, size in zip(self.target.groups, sizes, strict=True)]
         self.pool = self.pools[0]
         self.max_model_len = max_model_len
         self.engine = Engine(
@@ -366,6 +367,8 @@ class ToyRun:
         eos: tuple[int, ...] = (EOS,),
         constraint: Constraint | None = None,
         prediction: Seq[int] = (),
+        priority: int = 0,
+        cache_salt: str | None = None,
         **sampling: Any,
     ) -> Sequence:
         settings = Sampling(**{"temperature": 0.0, "seed": 0, "max_tokens": 32, **sampling})
@@ -384,6 +387,8 @@ class ToyRun:
             origins=origins,
             prediction=tuple(prediction),
             constraint=constraint,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         words = bad_word_ids(settings.bad_words, lambda text: TOKENIZER.encode(text, add_special_tokens=False))
         rules = LogitRules(settings, ids, self.target.vocab_size, eos, words, constraint)
@@ -406,10 +411,8 @@ class ToyRun:
 
     def check(self) -> None:
         """What must hold between any two steps."""
-        running = self.engine.scheduler.running
-        for place, pool in enumerate(self.pools):
-            pool.check([sequence.tables[place] for sequence in running])
-        for sequence in running:
+        self.engine.scheduler.check()
+        for sequence in self.engine.scheduler.running:
             assert sequence.filled in (sequence.planned, len(sequence.tokens) - 1)
             assert sequence.delivered <= len(sequence.tokens) <= sequence.reach
             assert sequence.reach <= max(sequence.request.limit, sequence.prompt_length + 1)
@@ -419,7 +422,7 @@ class ToyRun:
         while not self.engine.idle:
             self.engine.step()
         assert [pool.free for pool in self.pools] == [pool.pages for pool in self.pools]
-        assert self.engine.scheduler._promised == [0] * len(self.pools)
+        self.engine.scheduler.check()
         assert not self.engine.pacer._states
 
 

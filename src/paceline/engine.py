@@ -82,10 +82,10 @@ class Engine:
     ) -> None:
         self.target = target
         self.pools = tuple(pools)
-        self.scheduler = Scheduler(pools, max_num_seqs, max_batch_tokens, max_model_len, lag)
         self.pacer = pacer or Pacer()
         self.verifier = Verifier()
         self.drafting = Drafting(target.vocab_size, self.pacer, clock)
+        self.scheduler = Scheduler(pools, self.drafting, max_num_seqs, max_batch_tokens, max_model_len, lag)
         self.clock = clock
         self._lag = lag
         self._slabs = [pool.slab for pool in self.pools]
@@ -122,7 +122,6 @@ class Engine:
         self.scheduler.add(sequence)
         try:
             self.pacer.start(sequence.id, request.cache_salt)
-            self.drafting.start(sequence)
         except BaseException as error:
             self._fail(sequence, error)
             raise
@@ -232,11 +231,10 @@ class Engine:
     def _forward(self, decodes: Seq[_Decode], pieces: Seq[Piece]) -> Scores:
         for decode in decodes:
             sequence = decode.sequence
-            self.scheduler.reserve(sequence, sequence.delivered - 1, sequence.reach)
+            self.scheduler.reserve(sequence, sequence.reach - 1)
         for piece in pieces:
-            self.scheduler.reserve(piece.sequence, piece.start, piece.start + piece.rows)
             piece.sequence.planned += piece.rows
-            piece.sequence.in_flight += piece.ends_prompt
+            piece.sequence.in_flight += piece.draws
         rows = Rows()
         for decode in decodes:
             rows.tree(decode.tree, decode.sequence.filled, decode.sequence.tables)
@@ -268,7 +266,7 @@ class Engine:
             row += scored
             sequence.filled += piece.rows
             verdict = self._judge_piece(piece, logits)
-            if piece.ends_prompt or sequence.error is not None:
+            if piece.draws or sequence.error is not None:
                 done.firsts.append((piece, verdict))
             if sequence.error is None:
                 sequence.tokens += verdict.tokens
@@ -285,14 +283,14 @@ class Engine:
     def _judge_piece(self, piece: Piece, logits: Tensor) -> Verdict:
         """Score what is asked for of a prompt, and draw the token behind its end where one may follow."""
         sequence = piece.sequence
-        if sequence.request.sampling.prompt_logprobs is not None:
+        if piece.scored and sequence.request.sampling.prompt_logprobs is not None:
             try:
-                sequence.score_prompt(piece.start, logits)
+                sequence.score_prompt(piece.start + piece.rows - piece.scored, logits)
             except PacelineError as error:
                 self._fail(sequence, error)
                 return Verdict.nothing()
-        if piece.ends_prompt and sequence.request.limit > sequence.prompt_length:
-            return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[piece.scored - 1 :])
+        if piece.draws and sequence.request.limit > sequence.prompt_length:
+            return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[-1:])
         return Verdict.nothing()
 
     def _pace(self, done: _Pass, plan: Plan, draft: float, verify: float, sample: float) -> None:

@@ -146,6 +146,15 @@ class PageTable:
         pages: list[int] = self.tensor[self._dropped : self._end].tolist()
         return pages
 
+    @property
+    def mapped(self) -> int:
+        """The storage indices below it are mapped, or were given up because no later row sees them."""
+        return self._end * PAGE
+
+    def missing(self, rows: int) -> int:
+        """How many pages it takes to map every storage index below ``rows``."""
+        return max(0, pages_for(rows) - self._end)
+
     def reserve(self, rows: int) -> None:
         """Map every storage index below ``rows``.
 
@@ -161,6 +170,13 @@ class PageTable:
         for place in range(self._end, pages_for(rows)):
             self.tensor[place] = self.pool.take()
             self._end = place + 1
+
+    def cut(self, rows: int) -> None:
+        """Give up the pages that hold only storage indices from ``rows`` on."""
+        for place in range(self._end - 1, max(pages_for(rows), self._dropped) - 1, -1):
+            self.pool.release(int(self.tensor[place]))
+            self.tensor[place] = -1
+            self._end = place
 
     def drop_before(self, row: int) -> None:
         """Give up the pages that hold only storage indices below ``row``: no later row sees them."""

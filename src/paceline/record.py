@@ -51,8 +51,9 @@ class SpeculationRecord:
 
     ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
     were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
-    counts the steps in which the drafter was asked at all, ``failed`` says that it was left out for good, and
-    ``lacking`` which wish it drafts from, where the request does without.
+    counts the steps in which the drafter was asked at all, ``failed`` says that it was left out for good, ``lacking``
+    which wish it drafts from, where the request does without, and ``preemptions`` counts how often the request had to
+    give its pages to others.
     """
 
     method: str
@@ -62,6 +63,7 @@ class SpeculationRecord:
     asked: int = 0
     failed: bool = False
     lacking: str | None = None
+    preemptions: int = 0
     drafted: int = 0
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -115,6 +117,7 @@ class SpeculationRecord:
             "seconds": asdict(self.seconds),
             "lossless": self.lossless,
             "disabled_reason": self.disabled_reason,
+            "preemptions": self.preemptions,
             "seed": self.seed,
         }
         if self.origins is not None:

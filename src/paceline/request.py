@@ -36,6 +36,7 @@ class Request:
         cache_salt: what drafters learn from this request serves requests of the same key alone.
         prediction: the ids of a text that the caller expects.
         constraint: what the output must satisfy.
+        priority: requests of a lower number come first, those of equal ones as they arrive.
     """
 
     prompt: tuple[int, ...]
@@ -50,6 +51,7 @@ class Request:
     cache_salt: str | None = None
     prediction: tuple[int, ...] = ()
     constraint: Constraint | None = None
+    priority: int = 0
 
     @property
     def rule(self) -> str:
@@ -57,10 +59,15 @@ class Request:
         return self.speculation.rule if self.speculation.enabled else "coupled"
 
     @property
+    def firm(self) -> bool:
+        """Whether every step drafts as many: under a rule whose tokens depend on the drafts a seed that was given fixes
+        them only if nothing measured, and no other request, does."""
+        return self.rule != "coupled" and self.sampling.seed is not None
+
+    @property
     def paced(self) -> bool:
-        """Whether drafts may be longer or shorter as it pays. Under a rule whose tokens depend on the drafts a seed
-        that was given fixes them only if nothing measured does."""
-        return self.speculation.adaptive and (self.rule == "coupled" or self.sampling.seed is None)
+        """Whether drafts may be longer or shorter as it pays."""
+        return self.speculation.adaptive and not self.firm
 
     @property
     def ceiling(self) -> int:
@@ -73,9 +80,11 @@ class Sequence:
     """What a request has become.
 
     ``tokens`` and ``filled`` are the contents that passes work on: the committed tokens, prompt included, and how
-    many of them have keys in the cache. The host may lag behind them: ``planned`` is how many rows of the prompt
-    have been planned, ``delivered`` how many tokens it has taken over, and ``in_flight`` the most that passes it has
-    not heard of yet may add. ``error`` is why a sequence broke off, for the one that asked for it.
+    many of them have keys in the cache. The host may lag behind them: ``intake`` is how many rows are to be taken in as
+    pieces, the prompt's or, where the sequence had to give way, those of all that it has committed but the last token;
+    ``planned`` is how many of them have been planned, ``delivered`` how many tokens the host has taken over, and
+    ``in_flight`` the most that passes it has not heard of yet may add. ``error`` is why a sequence broke off, for the
+    one that asked for it.
     """
 
     id: int
@@ -87,6 +96,7 @@ class Sequence:
     tables: tuple[PageTable, ...] = ()
     tokens: list[int] = field(default_factory=list)
     filled: int = 0
+    intake: int = 0
     planned: int = 0
     delivered: int = 0
     in_flight: int = 0
@@ -99,6 +109,21 @@ class Sequence:
     @property
     def prompt_length(self) -> int:
         return len(self.request.prompt)
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """What sequences are served in the order of: priority, then arrival."""
+        return self.request.priority, self.id
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the host knows of no token behind the prompt."""
+        return self.delivered == self.prompt_length
+
+    @property
+    def filling(self) -> bool:
+        """Whether rows are still to be taken in as pieces."""
+        return self.planned < self.intake
 
     @property
     def output(self) -> list[int]:

@@ -1,40 +1,52 @@
-"""Which sequences run, which wait, and how much of a prompt goes into a pass."""
+"""Which sequences run, which wait, which give way, and how much of a prompt goes into a pass."""
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ResourceError
 from paceline.pages import PAGE, PageTable, pages_for
 from paceline.tree import MAX_NODES
+from paceline.waiting import Waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as Seq
 
+    from paceline.drafting import Drafting
     from paceline.pages import PagePool
     from paceline.request import Sequence
+
+_DRAFTS = 8  # beside prompts this part of a pass's rows, at most, is kept free for drafts
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start`` to ``start + rows - 1`` of a prompt; the last piece is followed by the first drawn token."""
+    """Rows ``start`` to ``start + rows - 1`` of what a sequence has committed.
+
+    Attributes:
+        scored: how many of the last rows are scored: the one that draws the first token, and for prompt logprobs all
+            that have not been.
+        draws: whether the first token is drawn behind it.
+    """
 
     sequence: Sequence
     start: int
     rows: int
+    scored: int
+    draws: bool
 
-    @property
-    def ends_prompt(self) -> bool:
-        return self.start + self.rows == self.sequence.prompt_length
-
-    @property
-    def scored(self) -> int:
-        """How many of the last rows are scored: the one that draws the first token, all for prompt logprobs."""
-        if self.sequence.request.sampling.prompt_logprobs is not None:
-            return self.rows
-        return int(self.ends_prompt)
+    @classmethod
+    def next(cls, sequence: Sequence, rows: int) -> Piece:
+        """The next ``rows`` rows that a sequence has to take in."""
+        start, end = sequence.planned, sequence.planned + rows
+        draws = sequence.fresh and end == sequence.prompt_length
+        scored = int(draws)
+        if sequence.fresh and sequence.request.sampling.prompt_logprobs is not None:
+            scored = max(0, end - max(start, len(sequence.prompt_logprobs) - 1))
+        return cls(sequence, start, rows, scored, draws)
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,11 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served. A sequence starts when every page that it may ever need is free or promised to it.
+    """First come, first served, within each priority.
+
+    A sequence starts when there are pages for its prompt, and grows page by page. Where pages run out, drafts are
+    given up first; then the youngest gives way: it loses its pages, waits at its old place in the queue, and takes in
+    what it has committed as it once did its prompt.
 
     The plan reads only what the host knows: how much of each prompt has been planned, how much output has been
     delivered, and the most that passes still under way may add.
@@ -58,6 +74,7 @@ class Scheduler:
     def __init__(
         self,
         pools: Seq[PagePool],
+        drafting: Drafting,
         max_num_seqs: int,
         max_batch_tokens: int,
         max_model_len: int,
@@ -69,9 +86,9 @@ class Scheduler:
         self.pass_rows = max(max_batch_tokens, MAX_NODES * (lag + 1))
         self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Waiting()
         self.running: list[Sequence] = []
-        self._promised = [0] * len(self.pools)
+        self._drafting = drafting
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
@@ -79,13 +96,14 @@ class Scheduler:
         Raises:
             ResourceError: the whole cache is too small for it alone.
         """
-        for pool, pages in zip(self.pools, self._demand(sequence), strict=True):
+        for pool in self.pools:
+            pages = self._pages(pool, sequence.request.limit, 0)
             if pages > pool.pages:
                 raise ResourceError(
                     f"the request may grow to {sequence.request.limit} tokens, which take {pages * PAGE} tokens of "
                     f"cache; the cache holds {pool.pages * PAGE}: ask for fewer tokens or raise cache_memory."
                 )
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free its pages."""
@@ -93,55 +111,194 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence in self.running:
             self.running.remove(sequence)
-            for place, pages in enumerate(self._demand(sequence)):
-                self._promised[place] -= pages
-            for table in sequence.tables:
-                table.free()
+            self._free(sequence)
 
     def plan(self) -> Plan:
-        """What the next pass does; pages are reserved for the worst case."""
+        """What the next pass does. Pages for all of it but the drafts are mapped, and for those they are free."""
+        for sequence in [s for s in self.running if not s.filling]:
+            if sequence in self.running and sequence.reach < sequence.request.limit:
+                self._secure_root(sequence)
         self._admit()
-        room = self.max_batch_tokens
-        decodes: list[tuple[Sequence, int]] = []
-        pieces: list[Piece] = []
-        for sequence in self.running:
-            if sequence.planned == sequence.prompt_length and sequence.reach < sequence.request.limit:
-                decodes.append((sequence, min(MAX_NODES, sequence.request.limit - sequence.reach) - 1))
-                room -= 1
-        for sequence in self.running:
-            left = sequence.prompt_length - sequence.planned
-            rows = min(left, room, sequence.request.piece_limit)
-            if rows > 0:
-                pieces.append(Piece(sequence, sequence.planned, rows))
-                room -= rows
-        return Plan(tuple(decodes), tuple(pieces))
+        decodes = [s for s in self.running if _decodes(s)]
+        firm = [_firm(sequence) for sequence in decodes]
+        room = self.max_batch_tokens - len(decodes) - sum(firm)
+        wishes = [_most_drafts(sequence) - least for sequence, least in zip(decodes, firm, strict=True)]
+        pieces = self._pieces(room - min(sum(wishes), self.max_batch_tokens // _DRAFTS))
+        shares = evenly(wishes, room - sum(piece.rows for piece in pieces))
+        return Plan(tuple(self._cut_drafts(zip(decodes, firm, shares, strict=True))), tuple(pieces))
 
-    def reserve(self, sequence: Sequence, low: int, end: int) -> None:
-        """Map storage up to ``end``, and give up pages that no row at position ``low`` or later sees."""
+    def reserve(self, sequence: Sequence, end: int) -> None:
+        """Map storage up to ``end``, for which the plan has left room."""
         for table in sequence.tables:
-            window = table.pool.group.window
-            if window is not None:
-                table.drop_before(low - window)
             table.reserve(end)
 
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
-            demand = self._demand(sequence)
-            if any(
-                promised + pages > pool.pages
-                for promised, pages, pool in zip(self._promised, demand, self.pools, strict=True)
-            ):
-                return
-            self.waiting.popleft()
-            self._promised = [p + d for p, d in zip(self._promised, demand, strict=True)]
-            sequence.tables = tuple(PageTable(pool, self.capacity) for pool in self.pools)
-            self.running.append(sequence)
+    def check(self) -> None:
+        """Prove that no page is lost, doubled or leaked."""
+        for place, pool in enumerate(self.pools):
+            pool.check([sequence.tables[place] for sequence in self.running if sequence.tables])
+        assert self.running == sorted(self.running, key=lambda sequence: sequence.turn)
+        assert len(self.running) <= self.max_num_seqs
+        assert not any(sequence in self.waiting for sequence in self.running)
 
-    def _demand(self, sequence: Sequence) -> list[int]:
-        """The most pages that a sequence may hold at once, for each pool."""
-        whole = pages_for(sequence.request.limit + MAX_NODES)
-        return [
-            whole if pool.group.window is None else min(whole, pages_for(pool.group.window + self.pass_rows) + 2)
-            for pool in self.pools
-        ]
+    def _admit(self) -> None:
+        """Let in whose turn it is while there are pages for it, and one more for each that runs and will grow."""
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            sequence = self.waiting.head
+            if sequence.in_flight:
+                return  # it gave way, and what it has committed is not known yet
+            intake = max(sequence.prompt_length, sequence.delivered - 1)
+            if self.running and not self._has_pages(intake):
+                return
+            self.waiting.remove(sequence)
+            sequence.intake = intake
+            sequence.tables = tuple(PageTable(pool, self.capacity) for pool in self.pools)
+            insort(self.running, sequence, key=lambda one: one.turn)
+            self._drafting.start(sequence)
+
+    def _has_pages(self, intake: int) -> bool:
+        """Whether a sequence can take in so many rows, and those that run can grow meanwhile."""
+        for place, pool in enumerate(self.pools):
+            promised = sum(self._promised(sequence, place) for sequence in self.running)
+            if self._pages(pool, intake, self.pass_rows) + promised + len(self.running) > pool.free:
+                return False
+        return True
+
+    def _promised(self, sequence: Sequence, place: int) -> int:
+        """How many pages of a pool a sequence still needs for what it has to take in."""
+        if not sequence.filling:
+            return 0
+        table = sequence.tables[place]
+        wanted = self._pages(table.pool, sequence.intake, self.pass_rows)
+        return max(0, min(wanted - len(table.owned()), table.missing(sequence.intake)))
+
+    def _pages(self, pool: PagePool, rows: int, pass_rows: int) -> int:
+        """The most pages that a sequence of ``rows`` rows needs at once, of which a pass takes in ``pass_rows``."""
+        whole, window = pages_for(rows), pool.group.window
+        return whole if window is None else min(whole, pages_for(window + pass_rows) + 2)
+
+    def _secure_root(self, sequence: Sequence) -> None:
+        """Map the row of the next tree's root; the youngest give way where there is no page."""
+        _drop(sequence, sequence.delivered - 1)
+        end = _least_end(sequence)
+        while any(table.missing(end) > table.pool.free for table in sequence.tables):
+            if not self._trim():
+                youngest = self.running[-1]
+                if youngest is sequence and sequence.in_flight:
+                    return  # the host will soon know better how much it needs
+                self._give_way(youngest)
+                if youngest is sequence:
+                    return
+        self.reserve(sequence, end)
+
+    def _pieces(self, room: int) -> list[Piece]:
+        filling = [sequence for sequence in self.running if sequence.filling]
+        wanted = [min(s.intake - s.planned, s.request.piece_limit) for s in filling]
+        pieces = []
+        for sequence, rows in zip(filling, in_turn(wanted, room), strict=True):
+            rows = self._secure_piece(sequence, rows) if rows and sequence in self.running else 0
+            if rows:
+                pieces.append(Piece.next(sequence, rows))
+        return pieces
+
+    def _secure_piece(self, sequence: Sequence, rows: int) -> int:
+        """Map the next rows, as many of ``rows`` as there are pages for; younger ones give way if there is none."""
+        start = sequence.planned
+        _drop(sequence, start)
+        while (most := min(table.mapped + PAGE * table.pool.free for table in sequence.tables) - start) <= 0:
+            if not self._trim():
+                youngest = self.running[-1]
+                if youngest is sequence:
+                    return 0
+                self._give_way(youngest)
+        self.reserve(sequence, start + min(rows, most))
+        return min(rows, most)
+
+    def _cut_drafts(self, decodes: Iterable[tuple[Sequence, int, int]]) -> list[tuple[Sequence, int]]:
+        """Cut drafts to what the free pages hold, those of the youngest first; who gave way has none."""
+        free = [pool.free for pool in self.pools]
+        cut = []
+        for sequence, firm, share in decodes:
+            tables = sequence.tables
+            if tables:
+                most = min(table.mapped + PAGE * left for table, left in zip(tables, free, strict=True))
+                room = min(firm + share, most - sequence.reach)
+                free = [left - table.missing(sequence.reach + room) for table, left in zip(tables, free, strict=True)]
+                cut.append((sequence, room))
+        return cut
+
+    def _trim(self) -> bool:
+        """Give up pages that were for drafts; returns whether there were any."""
+        free = [pool.free for pool in self.pools]
+        for sequence in self.running:
+            for table in sequence.tables:
+                table.cut(_least_end(sequence))
+        return free != [pool.free for pool in self.pools]
+
+    def _give_way(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free(sequence)
+        self._drafting.release(sequence)
+        sequence.filled = sequence.planned = sequence.intake = 0
+        sequence.record.preemptions += 1
+        self.waiting.add(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        for table in sequence.tables:
+            table.free()
+        sequence.tables = ()
+
+
+def _drop(sequence: Sequence, low: int) -> None:
+    """Give up pages that no row at position ``low`` or later sees."""
+    for table in sequence.tables:
+        window = table.pool.group.window
+        if window is not None:
+            table.drop_before(low - window)
+
+
+def _decodes(sequence: Sequence) -> bool:
+    """Whether a sequence decodes in the next pass: it has the pages that it cannot do without."""
+    mapped = all(not table.missing(_least_end(sequence)) for table in sequence.tables)
+    return mapped and not sequence.filling and sequence.reach < sequence.request.limit
+
+
+def _least_end(sequence: Sequence) -> int:
+    """Up to where a decoding sequence needs storage: the row of the next root, and drafts that it cannot be denied."""
+    return sequence.reach + _firm(sequence)
+
+
+def _firm(sequence: Sequence) -> int:
+    """How many drafts a sequence must have, whatever the room."""
+    return _most_drafts(sequence) if sequence.request.firm else 0
+
+
+def _most_drafts(sequence: Sequence) -> int:
+    """The most nodes that may be drafted for a sequence, whatever the room."""
+    if sequence.drafter is None:
+        return 0
+    return max(0, min(sequence.request.ceiling, MAX_NODES - 1, sequence.request.limit - sequence.reach - 1))
+
+
+def in_turn(wanted: Seq[int], room: int) -> list[int]:
+    """Share room so that who comes first gets most, and a short one does not wait for a long one before it: each takes
+    half of what is left, the last one all; what is then left over goes round again."""
+    shares = []
+    for place, want in enumerate(wanted, 1):
+        part = room if place == len(wanted) else (room + 1) // 2
+        shares.append(max(0, min(want, part)))
+        room -= shares[-1]
+    for place, want in enumerate(wanted):
+        more = max(0, min(want - shares[place], room))
+        shares[place] += more
+        room -= more
+    return shares
+
+
+def evenly(wanted: Seq[int], room: int) -> list[int]:
+    """Share room so that nobody gets less than another who wants as much, the first of them one more where it does not
+    come out even."""
+    shares = [0] * len(wanted)
+    for done, place in enumerate(sorted(range(len(wanted)), key=lambda place: (wanted[place], -place))):
+        shares[place] = max(0, min(wanted[place], room // (len(wanted) - done)))
+        room -= shares[place]
+    return shares
