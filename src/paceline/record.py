@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -111,6 +111,16 @@ class SpeculationRecord:
         if missed:
             self.reached[accepted] += 1
 
+    def copy(self) -> SpeculationRecord:
+        """What it says now, whatever is counted later."""
+        return replace(
+            self,
+            reached=self.reached[:],
+            accepted_at=self.accepted_at[:],
+            seconds=replace(self.seconds),
+            origins=None if self.origins is None else self.origins[:],
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The record under the keys that it has everywhere."""
         shown: dict[str, Any] = {
@@ -154,6 +164,6 @@ def add_up(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "accepted_by_position": positions,
         "mean_accepted_length": 1 + accepted / steps if steps else None,
         "seconds": {part: sum(r["seconds"][part] for r in records) for part in ("draft", "verify", "sample", "other")},
-        "collapsed": sum(r["collapsed"] for r in records),
+        "collapsed": sum(r.get("collapsed", 0) for r in records),
         "disabled_reason": next((r["disabled_reason"] for r in records if r["disabled_reason"]), None),
     }
