@@ -125,19 +125,22 @@ class Ride:
         return self
 
     def _finish(self, running: Seq[Sequence]) -> None:
-        """The prompt's pass is no step."""
+        """Add up the seconds from each request's first token, which the prompt's pass gives, to its last."""
         while not all(sequence.output for sequence in running):
             self.run.engine.step()
         started = self.clock.now
-        while any(sequence.finish_reason is None for sequence in running):
+        left = list(running)
+        while left:
             self.run.engine.step()
-        self.seconds.append(self.clock.now - started)
+            self.seconds += [self.clock.now - started for sequence in left if sequence.finish_reason]
+            left = [sequence for sequence in left if not sequence.finish_reason]
         for sequence in running:
             first = sequence.tokens[0]
             assert sequence.output == [token(first, 4 + place) for place in range(self.tokens)]
 
     @property
     def total(self) -> float:
+        """Decode seconds of all requests together."""
         return sum(self.seconds)
 
 

@@ -20,7 +20,7 @@ from paceline.tree import TokenTree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CELL_PRIOR = 4.0  # so many judgements the drafter's own estimate counts for
+_CELL_PRIOR = 3.0  # so many judgements the drafter's own estimate counts for
 _CELL_FORGET = 0.998
 _TRUST_PRIOR = 12.0  # so many judgements the belief that a sequence is like the others counts for
 _STEP_FORGET = 0.9  # what a step's judgements of all sequences are worth after the next step

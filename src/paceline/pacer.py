@@ -116,33 +116,50 @@ class Pacer:
         """
         if not drafts:
             return []
-        rate = self.rate or load.decodes / self.cost(load)
-        asking = rate * price.asking(len(drafts)) / len(drafts)
+        rate = load.decodes / self.cost(load)
         if price.cost == "lookup":
-            return [self._of_lookup(price, draft, asking) for draft in drafts]
+            return [self._of_lookup(price, draft, rate * price.asking(1)) for draft in drafts]
         levels = self._levels(price, drafts, load)
         habits = [self._states[draft.sequence].of(price) for draft in drafts]
-        # A pass for one is a pass for all: who has waited for long joins in.
-        patience = 0.5 if any(levels) or any(habit.credit >= asking for habit in habits) else 1.0
+        resting = []
         for place, habit in enumerate(habits):
             if levels[place]:
                 habit.drafting = (habit.drafting + 1) % _MORE_EVERY
                 levels[place] += habit.drafting == 0
             else:
-                levels[place] = int(habit.may_try(asking, patience))
-            if not price.samples:
-                levels[place] = min(levels[place], 1)
+                resting.append(place)
+        self._try(price, habits, levels, resting, rate)
+        if not price.samples:
+            levels = [min(level, 1) for level in levels]
         return [
-            min(draft.ceiling, ceil(count * habit.spread), habit.ahead)
-            for draft, habit, count in zip(drafts, habits, levels, strict=True)
+            min(draft.ceiling, ceil(level * habit.spread), habit.ahead)
+            for draft, habit, level in zip(drafts, habits, levels, strict=True)
         ]
+
+    def _try(
+        self, price: Price, habits: Sequence[Habit], levels: list[int], resting: Sequence[int], rate: float
+    ) -> None:
+        """Now and then have one level drafted for those who rest, all in one pass."""
+        if not resting:
+            return
+        passes = price.of_pass(len(habits))
+        cost = rate * (passes[-1] - passes[len(habits) - len(resting)])
+        for place in resting:
+            habits[place].earn(cost / len(resting))
+        if sum(habits[place].credit for place in resting) >= cost:
+            for place in resting:
+                habits[place].spend(cost / len(resting))
+                levels[place] = 1
 
     def _of_lookup(self, price: Price, draft: Draft, asking: float) -> int:
         """A lookup is asked for some more than was worth it of late, unless it brings less than the asking takes."""
         state = self._states[draft.sequence]
         habit = state.of(price)
-        if habit.worth < asking and not habit.may_try(asking):
-            return 0
+        if habit.worth < asking:
+            habit.earn(asking)
+            if habit.credit < asking:
+                return 0
+            habit.spend(asking)
         return min(draft.ceiling, _AHEAD + int(_AMPLE * state.kept))
 
     def _levels(self, price: Price, drafts: Sequence[Draft], load: Load) -> list[int]:
@@ -189,7 +206,7 @@ class Pacer:
         line = self.cost.line(load, best)
         if not load.pieces:
             self.rate = rate
-        row = (line[-1] - line[0]) / best if best else 0.0
+        row = (line[-1] / line[0] - 1) * load.decodes / best if best else 0.0  # what a row takes, in plain tokens
         if best and self._plain_is_due(load, rate * line[0] / load.decodes):
             best = 0
         elif best < len(nodes):
@@ -203,7 +220,7 @@ class Pacer:
             state.kept = max(len(chosen) - 1.0, _FADE * state.kept)
             for habit, first, end in draft.parts:
                 mine = [draft.tree.survival[node] for node in chosen if first <= node < end]
-                habit.pays(len(mine), sum(mine) - self.rate * row * len(mine))
+                habit.pays(len(mine), sum(mine) - row * len(mine))
         return [draft.tree.part(sorted(chosen), by) for draft, chosen in zip(drafts, kept, strict=True)]
 
     def _offered(self, drafts: Sequence[Draft]) -> list[_Node]:
