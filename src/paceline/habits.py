@@ -19,6 +19,7 @@ _TRIES = 0.01  # of what a sequence decodes may be spent on trying a drafter tha
 _MOST_TRIES = 0.5  # tokens that may be saved up for it
 _WORTH = 0.15  # tokens that an asked lookup is believed to bring until something is known
 _WORTH_FORGET = 0.85
+_FIRST = 8  # times that a lookup is asked before it is judged
 _QUICK = 0.2
 _FADE = 0.9
 _AHEAD = 2
@@ -36,6 +37,7 @@ class Shared:
 
     rates: list[Rate] = field(default_factory=list)
     worth: float = _WORTH
+    asked: int = 0
 
 
 @dataclass
@@ -107,12 +109,17 @@ class Habit:
         self.kept += nodes
         self.useful = max(nodes, _FADE * self.useful)
         self.worth += (1 - _WORTH_FORGET) * (tokens + self.shared.worth - 2 * self.worth)
+        self.shared.asked += 1
         self.shared.worth += (1 - _SHARED_FORGET) * (tokens - self.shared.worth)
 
     @property
     def ahead(self) -> int:
         """What it may be asked for: little more than was worth verifying of late, for it takes its time."""
         return _AHEAD + int(_AMPLE * self.useful)
+
+    def rests(self, asking: float) -> bool:
+        """Whether asking, which costs so many tokens, is known not to pay."""
+        return self.worth < asking and self.shared.asked > _FIRST
 
     def earn(self, asking: float) -> None:
         """A step goes by in which asking, which costs so many tokens, does not seem to pay."""
