@@ -141,8 +141,8 @@ class Pacer:
 
     def _levels(self, price: Price, drafts: Sequence[Draft], load: Load) -> list[int]:
         """How many levels a drafter that has a price is asked for."""
-        offered = offered(self.cost, drafts, self.rate)
-        _, rate = spend(self.cost, load, offered)
+        there = offered(self.cost, drafts, self.rate)
+        _, rate = spend(self.cost, load, there)
         nodes: list[Node] = []
         block, count = price.cost == "block", len(drafts)
         habits = [self._states[draft.sequence].of(price) for draft in drafts]
@@ -159,7 +159,7 @@ class Pacer:
                 worth = min(worth, gain - rate * (seen + (0.0 if free else passes[-1] / count)))
                 deep = -1 if free else level
                 nodes.append((-worth, gain, seen, habit.share * habit.spread, place, deep, 0))
-        nodes = sorted(offered + nodes, key=WORTH)
+        nodes = sorted(there + nodes, key=WORTH)
         best, _ = spend(self.cost, load, nodes, passes)
         levels = [0] * count
         for _, _, _, _, place, deep, _ in nodes[:best]:
