@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ def view(sequence: Sequence) -> View:
         prompt_length=sequence.prompt_length,
         prediction=request.prediction,
         constraint=request.constraint,
+        delivered=sequence.delivered,
     )
 
 
@@ -65,6 +67,14 @@ class Drafting:
         drafter = sequence.drafter
         if drafter is not None and not _done(drafter, "start", lambda: drafter.start(view(sequence), 0)):
             self._part(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Take leave of a sequence that has ended; those who learn from answers are told this one."""
+        drafter = sequence.drafter
+        ended = drafter.needs.ended if drafter is not None else None
+        if drafter is not None and ended is not None:
+            _done(drafter, "learn from an answer", partial(ended, view(sequence)))
+        self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take leave of a sequence."""
@@ -136,7 +146,7 @@ class Drafting:
             assert drafter is not None
             _, sequences, outcomes = heard.setdefault(id(drafter), (drafter, [], []))
             sequences.append(sequence)
-            outcomes.append(outcome)
+            outcomes.append(replace(outcome, delivered=sequence.delivered))
 
         for sequence, tree, verdict in trees:
             if sequence.drafter is not None:

@@ -354,7 +354,7 @@ class Engine:
         del sequence.tokens[sequence.delivered :]
         self.scheduler.remove(sequence)
         self.pacer.release(sequence.id)
-        self.drafting.release(sequence)
+        self.drafting.end(sequence)
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         """End a sequence for what it, or the step, has met; it may be half ended already."""
