@@ -149,7 +149,7 @@ class Drafting:
             outcomes.append(replace(outcome, delivered=sequence.delivered))
 
         for sequence, tree, verdict in trees:
-            if sequence.drafter is not None:
+            if sequence.drafter is not None and verdict.error is None:
                 tell(sequence, _of_tree(sequence, tree, verdict, scores, row))
             row += len(tree)
         for piece in pieces:
