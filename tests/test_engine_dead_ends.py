@@ -4,7 +4,7 @@ beyond, under every rule of acceptance."""
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,10 +67,10 @@ def run_all(rule: str, fill: float, lag: int) -> list[Sequence]:
 
 def until_the_end() -> dict[tuple[int, ...], float]:
     """The probability of every answer, which ends with END or is of COUNT tokens."""
-    found: Counter[tuple[int, ...]] = Counter()
+    found: defaultdict[tuple[int, ...], float] = defaultdict(float)
     for answer, probability in joint().items():
         found[answer[: answer.index(END) + 1] if END in answer else answer] += probability
-    return dict(found)
+    return found
 
 
 @pytest.mark.parametrize(("fill", "lag"), list(zip(ERRORS, (0, 1), strict=True)))

@@ -301,7 +301,7 @@ class Engine:
 
     def _deliver(self, done: _Pass) -> list[Sequence]:
         """Take over what a pass committed: text, stop rules, records, all cut at one and the same token."""
-        news = []
+        news: list[Sequence] = []
         for sequence in done.sequences:
             if sequence.finish_reason is None:
                 sequence.record.seconds.add(done.seconds, 1 / len(done.sequences))
