@@ -4,6 +4,7 @@ and the engine had gone."""
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,6 +47,7 @@ class Led(CascadeDrafter):
     def __init__(self, drafts: int) -> None:
         self.suffix, self.recycling = SuffixDrafter(), RecyclingDrafter(VOCAB)
         super().__init__([self.suffix, self.recycling])
+        self.needs = replace(self.needs, members=())
         self._drafts = drafts
         self._leader = ScriptedDrafter(oracle(TEXT, len(PROMPT)))
 
