@@ -160,6 +160,64 @@ def simulated(report: Mapping[str, Any]) -> list[Table]:
     return [*tables.values(), left]
 
 
+def loaded(report: Mapping[str, Any]) -> list[Table]:
+    """How much was served under each pattern of arrivals, then how quickly. Both are compared with plain decoding:
+    throughput over rounds, latencies over requests."""
+    limits = any(limit is not None for limit in report["limits_ms"].values())
+    columns = ("tokens/s", "req/s", *["good/s"] * limits, "speed-up", "over rounds", "tau", "differing")
+    served = _table("served", "arrivals", "method", *columns, wrapped=1, words=(0, 1))
+    tables = [served]
+    for pattern in report["arrivals"]:
+        name = _arrivals(pattern)
+        waited = _table(
+            f"{name}: milliseconds",
+            "method",
+            "of",
+            "mean",
+            "p50",
+            "p95",
+            "p99",
+            "faster",
+            "95 %",
+            wrapped=0,
+            words=(0, 1),
+        )
+        tables.append(waited)
+        for method, found in pattern["methods"].items():
+            rates = [found[key] for key in ("request_throughput", *["request_goodput"] * limits)]
+            faster = found["speedup"]["output_throughput"]
+            served.add_row(
+                name,
+                method,
+                f"{found['output_throughput']['median']:.1f}",
+                *(f"{rate['median']:.2f}" for rate in rates),
+                _x(None if faster is None else faster["median"]),
+                "" if faster is None else f"{faster['low']:.2f} to {faster['high']:.2f}",
+                _two(found["mean_accepted_length"]),
+                str(found["differing"]) + f", {found['refused']} refused" * bool(found["refused"]),
+            )
+            for place, (kind, called) in enumerate(_LATENCIES.items()):
+                waited.add_row("" if place else method, called, *_latency(found, kind))
+    return tables
+
+
+_LATENCIES = {"ttft": "first token", "tpot": "each token", "itl": "gap", "e2el": "all"}
+
+
+def _arrivals(pattern: Mapping[str, Any]) -> str:
+    level = f"{pattern['level']:g}"
+    return f"{level} per s" if pattern["kind"] == "rate" else f"{level} user" + "s" * (level != "1")
+
+
+def _latency(found: Mapping[str, Any], kind: str) -> list[str]:
+    values, ratio = found[f"{kind}_ms"] or {}, found["speedup"].get(kind)
+    shown = ["" if (value := values.get(key)) is None else f"{value:.1f}" for key in ("mean", "p50", "p95", "p99")]
+    return [
+        *shown,
+        *(["", ""] if ratio is None else [_x(ratio["ratio"]), "{:.2f} to {:.2f}".format(*ratio["interval"])]),
+    ]
+
+
 def _figures(method: str, groups_of: str, groups: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """A method's speed by group, and how its drafts fared."""
     speed = _table(f"{method}: speed", groups_of, "tokens/s", "speed-up", "over repeats", "95 %", "end to end")
