@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from paceline import LLM, Chunk, ClosedError, RequestError, Sampling
 from tests.bench_models import model_folder, tiny_llm
@@ -206,3 +207,20 @@ def test_a_program_may_end_in_the_middle_of_everything(model_folder: Path) -> No
         [sys.executable, "-c", PROGRAM, str(model_folder)], capture_output=True, timeout=120, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"the end\n", b"")
+
+
+def test_torch_is_kept_to_one_thread_where_the_engine_runs_and_nowhere_else(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, before, seen = llm.engine.verifier.accept, torch.get_num_threads(), set[tuple[str, int]]()
+
+    def note(*given: Any) -> Any:
+        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        return accept(*given)
+
+    monkeypatch.setattr(llm.engine.verifier, "accept", note)
+    there = llm.loop.call(torch.get_num_threads).result(WAIT)
+    llm.generate(PROMPT, SHORT)
+    assert seen == {("paceline", 1)}
+    assert torch.get_num_threads() == before
+    assert llm.loop.call(torch.get_num_threads).result(WAIT) == there
