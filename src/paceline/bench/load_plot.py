@@ -41,7 +41,7 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
             panel.set_title(title, fontsize=8)
             panel.set_xlabel(_AXES[kind], fontsize=8)
             _lines(panel, own, take)
-    panels[0, 0].legend(fontsize=7)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), fontsize=7, loc="outside lower center")
     save(figure, path)
 
 

@@ -161,44 +161,42 @@ def simulated(report: Mapping[str, Any]) -> list[Table]:
 
 
 def loaded(report: Mapping[str, Any]) -> list[Table]:
-    """How much was served under each pattern of arrivals, then how quickly. Both are compared with plain decoding:
-    throughput over rounds, latencies over requests."""
+    """For each method how much it served, then for each pattern of arrivals how quickly. Both are compared with plain
+    decoding: throughput over rounds, latencies over requests."""
+    patterns = {_arrivals(pattern): pattern["methods"] for pattern in report["arrivals"]}
     limits = any(limit is not None for limit in report["limits_ms"].values())
-    columns = ("tokens/s", "req/s", *["good/s"] * limits, "speed-up", "over rounds", "tau", "differing")
-    served = _table("served", "arrivals", "method", *columns, wrapped=1, words=(0, 1))
-    tables = [served]
-    for pattern in report["arrivals"]:
-        name = _arrivals(pattern)
-        waited = _table(
-            f"{name}: milliseconds",
-            "method",
-            "of",
-            "mean",
-            "p50",
-            "p95",
-            "p99",
-            "faster",
-            "95 %",
-            wrapped=0,
-            words=(0, 1),
+    return [
+        *(_served(method, patterns, limits) for method in report["arrivals"][0]["methods"]),
+        *(_waited(name, methods) for name, methods in patterns.items()),
+    ]
+
+
+def _served(method: str, patterns: Mapping[str, Mapping[str, Any]], limits: bool) -> Table:
+    refused = any(methods[method]["refused"] for methods in patterns.values())
+    columns = ["tokens/s", "req/s", *["good/s"] * limits, "speed-up", "over rounds", "tau", "differ"]
+    table = _table(f"{method}: served", "arrivals", *columns, *["refused"] * refused, wrapped=0)
+    for name, methods in patterns.items():
+        found = methods[method]
+        faster = found["speedup"]["output_throughput"]
+        table.add_row(
+            name,
+            f"{found['output_throughput']['median']:.1f}",
+            *(f"{found[f'request_{kind}']['median']:.2f}" for kind in ("throughput", *["goodput"] * limits)),
+            _x(None if faster is None else faster["median"]),
+            "" if faster is None else f"{faster['low']:.2f} to {faster['high']:.2f}",
+            _two(found["mean_accepted_length"]),
+            *(str(found[key]) for key in ("differing", *["refused"] * refused)),
         )
-        tables.append(waited)
-        for method, found in pattern["methods"].items():
-            rates = [found[key] for key in ("request_throughput", *["request_goodput"] * limits)]
-            faster = found["speedup"]["output_throughput"]
-            served.add_row(
-                name,
-                method,
-                f"{found['output_throughput']['median']:.1f}",
-                *(f"{rate['median']:.2f}" for rate in rates),
-                _x(None if faster is None else faster["median"]),
-                "" if faster is None else f"{faster['low']:.2f} to {faster['high']:.2f}",
-                _two(found["mean_accepted_length"]),
-                str(found["differing"]) + f", {found['refused']} refused" * bool(found["refused"]),
-            )
-            for place, (kind, called) in enumerate(_LATENCIES.items()):
-                waited.add_row("" if place else method, called, *_latency(found, kind))
-    return tables
+    return table
+
+
+def _waited(name: str, methods: Mapping[str, Any]) -> Table:
+    columns = ("method", "of", "mean", "p50", "p95", "p99", "faster", "95 %")
+    table = _table(f"{name}: milliseconds", *columns, wrapped=0, words=(0, 1))
+    for method, found in methods.items():
+        for place, (kind, called) in enumerate(_LATENCIES.items()):
+            table.add_row("" if place else method, called, *_latency(found, kind))
+    return table
 
 
 _LATENCIES = {"ttft": "first token", "tpot": "each token", "itl": "gap", "e2el": "all"}
