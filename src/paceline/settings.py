@@ -27,6 +27,7 @@ class EngineOptions:
         max_num_seqs: how many sequences run at once; the others wait.
         cache_memory: bytes for keys and values (2 GiB is 2 * 2**30 in Python, 2G as a flag); unless said what they can
             use, at most a quarter of the free memory.
+        pacer_trace: a file for what is drafted and what that takes, one line of JSON for each step.
 
     Raises:
         OptionError: a value out of range.
@@ -39,6 +40,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 16
     cache_memory: int | None = None
+    pacer_trace: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in (None, "cpu"):
