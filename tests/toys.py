@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ class ScriptedDrafter:
     observed: dict[int, list[int]] = field(default_factory=dict)
 
     def start(self, view: View, valid: int) -> None:
-        self.observed[view.id] = []
+        self.observed[view.id] = list(view.tokens[:valid])
 
     def fork(self, parent: int, child: View) -> None:
         self.observed[child.id] = list(self.observed[parent])
@@ -338,6 +339,7 @@ class ToyRun:
         pacer: Pacer | None = None,
         clock: Clock | None = None,
         target: Target | None = None,
+        prefix_caching: bool = True,
     ) -> None:
         self.target = target or StrictTarget(rule, vocab, max_model_len, window)
         sizes = pages if isinstance(pages, tuple) else (pages,) * len(self.target.groups)
@@ -352,7 +354,8 @@ class ToyRun:
             max_model_len=max_model_len,
             lag=lag,
             pacer=pacer,
-            **({"clock": clock} if clock else {}),
+            prefix_caching=prefix_caching,
+            clock=clock or time.perf_counter,
         )
 
     def add(
@@ -369,6 +372,7 @@ class ToyRun:
         prediction: Seq[int] = (),
         priority: int = 0,
         cache_salt: str | None = None,
+        leader: Sequence | None = None,
         **sampling: Any,
     ) -> Sequence:
         settings = Sampling(**{"temperature": 0.0, "seed": 0, "max_tokens": 32, **sampling})
@@ -398,7 +402,7 @@ class ToyRun:
             include_stop=settings.include_stop_str_in_output,
             min_tokens=settings.min_tokens,
         )
-        return self.engine.add(request, rules, text, drafter)
+        return self.engine.add(request, rules, text, drafter, leader)
 
     def finish(self, *sequences: Sequence) -> None:
         """Step until the sequences are done, checking the cache after every step."""

@@ -14,6 +14,7 @@ from paceline.choose import Chooser
 from paceline.drafting import Drafting, features
 from paceline.errors import PacelineError
 from paceline.pacer import Pacer, Wish
+from paceline.prefix import Chain, PrefixIndex
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
 from paceline.scheduler import Scheduler
@@ -63,6 +64,8 @@ class Engine:
         max_num_seqs: how many sequences run at once; the others wait.
         max_batch_tokens: how many rows of prompts and roots one pass takes.
         max_model_len: the longest sequence in tokens.
+        model: what tells this model, its weights and formats from any other; pages are shared within it alone.
+        prefix_caching: whether requests that begin alike share what is computed for the beginning.
         pacer: decides how far to draft.
         lag: how many passes the host runs behind; the tokens are the same for any.
         clock: seconds, for the pacer and the records.
@@ -76,6 +79,8 @@ class Engine:
         max_num_seqs: int,
         max_batch_tokens: int,
         max_model_len: int,
+        model: str = "",
+        prefix_caching: bool = True,
         pacer: Pacer | None = None,
         lag: int = 0,
         clock: Callable[[], float] = time.perf_counter,
@@ -85,7 +90,9 @@ class Engine:
         self.pacer = pacer or Pacer()
         self.verifier = Verifier()
         self.drafting = Drafting(target.vocab_size, self.pacer, clock)
-        self.scheduler = Scheduler(pools, self.drafting, max_num_seqs, max_batch_tokens, max_model_len, lag)
+        index = PrefixIndex(pools) if prefix_caching else None
+        self.scheduler = Scheduler(pools, self.drafting, max_num_seqs, max_batch_tokens, max_model_len, lag, index)
+        self._model = model
         self.clock = clock
         self._lag = lag
         self._slabs = [pool.slab for pool in self.pools]
@@ -94,8 +101,15 @@ class Engine:
         self._left: list[tuple[Sequence, str]] = []
         self._ids = count()
 
-    def add(self, request: Request, rules: LogitRules, text: Detokenizer, drafter: Drafter | None = None) -> Sequence:
-        """Queue a request.
+    def add(
+        self,
+        request: Request,
+        rules: LogitRules,
+        text: Detokenizer,
+        drafter: Drafter | None = None,
+        leader: Sequence | None = None,
+    ) -> Sequence:
+        """Queue a request; ``leader`` is another one for the same prompt, which is computed once for both.
 
         Raises:
             ResourceError: the whole cache is too small for it.
@@ -116,6 +130,8 @@ class Engine:
                 lacking=wish if wish and not getattr(request, wish) else None,
             ),
             drafter=drafter,
+            chain=Chain.of(tokens, self._model, request.cache_salt),
+            leader=leader if request.sampling.prompt_logprobs is None else None,
             tokens=tokens,
             delivered=len(tokens),
         )
@@ -133,6 +149,11 @@ class Engine:
             self._left.append((sequence, reason))
         elif sequence.finish_reason is None:
             self._finish(sequence, reason)
+
+    def forget(self) -> None:
+        """Forget what was measured, and computed of earlier requests that later ones could share."""
+        self.pacer.forget()
+        self.scheduler.forget()
 
     @property
     def idle(self) -> bool:

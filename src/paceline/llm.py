@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from paceline.request import Sequence as Running
     from paceline.targets.load import Loaded
 
-_MAX_BATCH_TOKENS = 512
 _SCORED_PIECE = 64  # rows of a prompt in one pass where each of them is scored: a row of logits is large
 
 
@@ -51,7 +50,7 @@ class LLM:
         speculative_config: another name of ``speculation``.
         progress: show progress bars on standard error.
         options: the fields of :class:`~paceline.settings.EngineOptions`: device, dtype, kv_dtype, threads,
-            max_model_len, max_num_seqs, cache_memory.
+            max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, cache_memory.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -91,14 +90,16 @@ class LLM:
             self.options.cache_memory,
             self.options.max_num_seqs,
             self.max_model_len,
-            _MAX_BATCH_TOKENS,
+            self.options.max_num_batched_tokens,
         )
         self.engine = Engine(
             self.loaded.decoder,
             budget.cut(self.loaded.decoder.groups),
             max_num_seqs=self.options.max_num_seqs,
-            max_batch_tokens=_MAX_BATCH_TOKENS,
+            max_batch_tokens=self.options.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            model=f"{self.loaded.fingerprint} {self.loaded.dtype} {self.loaded.decoder.groups[0].dtype}",
+            prefix_caching=self.options.enable_prefix_caching,
         )
         self.roster = Roster(models, budget, self.max_model_len)
         if self.speculation.enabled:
@@ -119,7 +120,8 @@ class LLM:
         return methods.groups(self.speculation, models) if self.speculation.enabled else ()
 
     def forget(self) -> None:
-        """Forget what was learned from earlier requests: the drafters' state and the pacer's estimates.
+        """Forget what was learned from earlier requests: the drafters' state, the pacer's estimates, and what is
+        computed of their prompts and answers.
 
         Raises:
             RequestError: requests are still running.
@@ -128,7 +130,7 @@ class LLM:
             if not self.engine.idle:
                 raise RequestError("what drafters learn can be forgotten only while no request is running.")
             self.roster.forget()
-            self.engine.pacer.forget()
+            self.engine.forget()
 
     @property
     def notes(self) -> list[str]:
@@ -329,11 +331,12 @@ class LLM:
             stop_ids=rules.stop_ids,
             limit=min(wanted, self.max_model_len),
             speculation=spec,
-            piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else _MAX_BATCH_TOKENS,
+            piece_limit=_SCORED_PIECE if sampling.prompt_logprobs is not None else self.options.max_num_batched_tokens,
             origins=wishes.get("origins", False),
             cache_salt=wishes.get("cache_salt"),
             prediction=tuple(self._prediction(wishes.get("prediction"))),
             constraint=wishes.get("constraint"),
+            priority=wishes.get("priority", 0),
         )
         return request, rules
 
@@ -348,7 +351,8 @@ class LLM:
             try:
                 for choice in range(request.sampling.n):
                     one = replace(request, choice=choice)
-                    added.append(self.engine.add(one, rules, self._detokenizer(one), drafter))
+                    leader = added[0] if added else None
+                    added.append(self.engine.add(one, rules, self._detokenizer(one), drafter, leader))
             except BaseException:
                 self.cancel(added)
                 raise

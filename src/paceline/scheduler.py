@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.drafting import Drafting
     from paceline.pages import PagePool
+    from paceline.prefix import PrefixIndex
     from paceline.request import Sequence
 
 _DRAFTS = 8  # beside prompts this part of a pass's rows, at most, is kept free for drafts
@@ -79,8 +80,10 @@ class Scheduler:
         max_batch_tokens: int,
         max_model_len: int,
         lag: int = 0,
+        index: PrefixIndex | None = None,
     ) -> None:
         self.pools = tuple(pools)
+        self.index = index
         self.capacity = max_model_len + MAX_NODES
         # A window drops pages by what the host knows, so it also holds the trees of the passes still under way.
         self.pass_rows = max(max_batch_tokens, MAX_NODES * (lag + 1))
@@ -112,9 +115,12 @@ class Scheduler:
         elif sequence in self.running:
             self.running.remove(sequence)
             self._free(sequence)
+        sequence.leader = None
 
     def plan(self) -> Plan:
         """What the next pass does. Pages for all of it but the drafts are mapped, and for those they are free."""
+        for sequence in self.running:
+            self._enter(sequence)
         for sequence in [s for s in self.running if not s.filling]:
             if sequence in self.running and sequence.reach < sequence.request.limit:
                 self._secure_root(sequence)
@@ -132,6 +138,11 @@ class Scheduler:
         for table in sequence.tables:
             table.reserve(end)
 
+    def forget(self) -> None:
+        """Share nothing with later requests of what is computed by now."""
+        if self.index is not None:
+            self.index.forget()
+
     def check(self) -> None:
         """Prove that no page is lost, doubled or leaked."""
         for place, pool in enumerate(self.pools):
@@ -139,6 +150,8 @@ class Scheduler:
         assert self.running == sorted(self.running, key=lambda sequence: sequence.turn)
         assert len(self.running) <= self.max_num_seqs
         assert not any(sequence in self.waiting for sequence in self.running)
+        if self.index is not None:
+            self.index.check()
 
     def _admit(self) -> None:
         """Let in whose turn it is while there are pages for it, and one more for each that runs and will grow."""
@@ -147,26 +160,84 @@ class Scheduler:
             if sequence.in_flight:
                 return  # it gave way, and what it has committed is not known yet
             intake = max(sequence.prompt_length, sequence.delivered - 1)
-            if self.running and not self._has_pages(intake):
+            leader = sequence.leader
+            follows = leader is not None and leader in self.running
+            known = 0 if follows else self._known(sequence, intake)
+            if self.running and not self._has_pages(sequence, PAGE if follows else intake, known):
                 return
             self.waiting.remove(sequence)
             sequence.intake = intake
-            sequence.tables = tuple(PageTable(pool, self.capacity) for pool in self.pools)
             insort(self.running, sequence, key=lambda one: one.turn)
-            self._drafting.start(sequence)
+            if not follows:
+                self._begin(sequence, known)
+            if not sequence.filling:
+                self._secure_root(sequence)
 
-    def _has_pages(self, intake: int) -> bool:
-        """Whether a sequence can take in so many rows, and those that run can grow meanwhile."""
-        for place, pool in enumerate(self.pools):
-            promised = sum(self._promised(sequence, place) for sequence in self.running)
-            if self._pages(pool, intake, self.pass_rows) + promised + len(self.running) > pool.free:
+    def _has_pages(self, sequence: Sequence, rows: int, known: int) -> bool:
+        """Whether a sequence can take in so many rows, ``known`` pages of which others have computed, and those that
+        run can grow meanwhile."""
+        unused = [0] * len(self.pools) if self.index is None else self.index.unused(sequence.chain, known)
+        for place, (pool, idle) in enumerate(zip(self.pools, unused, strict=True)):
+            promised = sum(self._promised(other, place) for other in self.running)
+            wanted = max(self._pages(pool, rows, self.pass_rows) - known, 0) + idle
+            if wanted + promised + len(self.running) > pool.free:
                 return False
         return True
+
+    def _known(self, sequence: Sequence, rows: int) -> int:
+        """How many pages of a sequence's first rows others have computed. The last token of a prompt is not among
+        them, for it is what the first token is drawn behind; and prompt logprobs need every row."""
+        if self.index is None or sequence.request.sampling.prompt_logprobs is not None:
+            return 0
+        return self.index.find(sequence.chain, rows - sequence.fresh)
+
+    def _begin(self, sequence: Sequence, known: int) -> None:
+        """Let a sequence begin with pages that others have computed, as far as its drafter can do with them."""
+        sequence.tables = tuple(PageTable(pool, self.capacity) for pool in self.pools)
+        able = self._drafting.start(sequence, known * PAGE)
+        if able < known * PAGE:
+            known = self._known(sequence, able + sequence.fresh)
+            self._drafting.release(sequence)
+            self._drafting.start(sequence, known * PAGE)
+        if self.index is not None:
+            self.index.adopt(sequence.chain, sequence.tables, known)
+        self._set_out(sequence, known * PAGE)
+
+    def _follow(self, sequence: Sequence) -> None:
+        """Let an answer begin where another to the same prompt has taken that in: full pages are shared, the last one
+        is copied. It goes alone where the other does not run any more, or has given up what is needed."""
+        leader = sequence.leader
+        if leader is not None and leader in self.running:
+            if leader.filling or not all(pool.free for pool in self.pools):
+                return
+            rows = self._drafting.fork(leader, sequence, sequence.prompt_length - 1)
+            if all(table.holds(rows) for table in leader.tables):
+                sequence.tables = tuple(table.fork(rows) for table in leader.tables)
+                sequence.chain.entered = min(leader.chain.entered, rows // PAGE)
+                self._set_out(sequence, rows)
+                return
+            self._drafting.release(sequence)
+        self._begin(sequence, self._known(sequence, sequence.intake))
+
+    def _set_out(self, sequence: Sequence, rows: int) -> None:
+        """The first ``rows`` rows are there."""
+        sequence.leader = None
+        sequence.planned = sequence.filled = rows
+        if sequence.fresh:
+            sequence.record.cached_tokens = rows
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Let others find what a sequence has computed."""
+        if self.index is not None and sequence.tables:
+            rows = sequence.planned if sequence.filling else max(sequence.planned, sequence.delivered - 1)
+            self.index.enter(sequence.chain, sequence.tables, rows)
 
     def _promised(self, sequence: Sequence, place: int) -> int:
         """How many pages of a pool a sequence still needs for what it has to take in."""
         if not sequence.filling:
             return 0
+        if not sequence.tables:
+            return 1
         table = sequence.tables[place]
         wanted = self._pages(table.pool, sequence.intake, self.pass_rows)
         return max(0, min(wanted - len(table.owned()), table.missing(sequence.intake)))
@@ -191,7 +262,10 @@ class Scheduler:
         self.reserve(sequence, end)
 
     def _pieces(self, room: int) -> list[Piece]:
-        filling = [sequence for sequence in self.running if sequence.filling]
+        for sequence in self.running:
+            if not sequence.tables:
+                self._follow(sequence)
+        filling = [sequence for sequence in self.running if sequence.filling and sequence.tables]
         wanted = [min(s.intake - s.planned, s.request.piece_limit) for s in filling]
         pieces = []
         for sequence, rows in zip(filling, in_turn(wanted, room), strict=True):
@@ -243,6 +317,9 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def _free(self, sequence: Sequence) -> None:
+        if sequence.error is None:
+            self._enter(sequence)
+        sequence.chain.entered = 0
         for table in sequence.tables:
             table.free()
         sequence.tables = ()
@@ -259,7 +336,7 @@ def _drop(sequence: Sequence, low: int) -> None:
 def _decodes(sequence: Sequence) -> bool:
     """Whether a sequence decodes in the next pass: it has the pages that it cannot do without."""
     mapped = all(not table.missing(_least_end(sequence)) for table in sequence.tables)
-    return mapped and not sequence.filling and sequence.reach < sequence.request.limit
+    return bool(sequence.tables) and mapped and not sequence.filling and sequence.reach < sequence.request.limit
 
 
 def _least_end(sequence: Sequence) -> int:

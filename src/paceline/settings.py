@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from paceline.amount import WRITTEN
 from paceline.errors import OptionError
-from paceline.options import choice, integer
+from paceline.options import choice, flag, integer
 from paceline.targets.linear import Format
 
 CacheFormat = Literal["bf16", "fp32"]
@@ -25,6 +25,10 @@ class EngineOptions:
         max_model_len: the longest sequence in tokens, for the target and a draft model alike; unless said the model's
             own.
         max_num_seqs: how many sequences run at once; the others wait.
+        max_num_batched_tokens: how many rows one pass takes: pieces of prompts, and for every other sequence its next
+            token and its drafts; at least as many as sequences run at once.
+        enable_prefix_caching: whether requests that begin alike share what is computed for the beginning; false keeps
+            nothing of a request that has ended.
         cache_memory: bytes for keys and values (2 GiB is 2 * 2**30 in Python, 2G as a flag); unless said what they can
             use, at most a quarter of the free memory.
 
@@ -38,6 +42,8 @@ class EngineOptions:
     threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
     cache_memory: int | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +53,13 @@ class EngineOptions:
             if getattr(self, name) is not None:
                 choice(name, getattr(self, name), known)
         integer("max_num_seqs", self.max_num_seqs, 1)
+        integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        flag("enable_prefix_caching", self.enable_prefix_caching)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise OptionError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, and max_num_seqs is {self.max_num_seqs}: a "
+                "pass takes a row at least for each sequence that runs; raise the one or lower the other."
+            )
         if isinstance(self.cache_memory, str):
             raise OptionError(f"cache_memory is a number of bytes, not {self.cache_memory!r}: {WRITTEN}.")
         for name, high in (("threads", 256), ("max_model_len", None), ("cache_memory", None)):
