@@ -12,6 +12,9 @@ import pytest
 
 import paceline.cli.model
 from paceline.cli import main
+from paceline.cli.report import Run, details, summary
+from paceline.completion import Completion
+from paceline.record import SpeculationRecord
 from paceline.sampling import Sampling
 from tests.scripted import ANSWER, Script, feed, interrupt, script
 
@@ -293,6 +296,20 @@ def test_a_prediction_is_a_text_or_in_a_file(script: Script, tmp_path: Path) -> 
         assert main(["generate", "x", "-q", *given]) == 0
     expected = ["as it stands, " * 500, "@dataclass", "no/such/file.txt", "in a file\n"]
     assert [request["prediction"] for request in script.requests] == expected
+
+
+@pytest.mark.parametrize(
+    ("lacking", "sentence"),
+    [
+        ("prediction", "it drafts from --prediction, and none was given"),
+        ("constraint", "it drafts from constraint=..., which only Python can give, and none was given"),
+    ],
+)
+def test_what_a_method_lacks_is_spoken_of_as_it_can_be_given(lacking: str, sentence: str) -> None:
+    record = SpeculationRecord("x", 1, "bits", steps=1, lacking=lacking)
+    run = Run([Completion("", [], "stop", None, [], None, record, [])], 0, 0.0)
+    assert summary(run) == f"0 tokens · speed unknown · x: nothing drafted ({sentence})"
+    assert details(run.record())[0] == f"drafted:              0 tokens ({sentence})"
 
 
 @pytest.mark.parametrize(

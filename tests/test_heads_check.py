@@ -124,6 +124,14 @@ def test_random_heads_fit(kind: Any, options: dict[str, Any]) -> None:
     assert len(head.target_ids) == head.spec.draft_vocab_size
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+def test_vocabularies_are_compared_in_a_sentence(kind: Any) -> None:
+    head, ids = random_head(kind, TARGET), TARGET.vocab_size
+    for usable, end in ((ids, ""), (ids - 2, f", of which {ids - 2} can be emitted")):
+        found = {check.name: check.found for check in check_head(head, TARGET, usable)}
+        assert found["vocabulary"] == f"it has {ids} ids, the target {ids}{end}"
+
+
 @pytest.mark.parametrize("layers", [1, 2, 3, 5, 6, 7])
 def test_random_heads_fit_small_targets(layers: int) -> None:
     target = replace(TARGET, layers=TARGET.layers[:layers])

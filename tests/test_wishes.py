@@ -28,6 +28,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"speculaton": "ngram"}, r"did you mean 'speculation'\?"),
     ({"cachesalt": "x"}, r"did you mean 'cache_salt'\?"),
     ({"constrain": AUTOMATON}, r"did you mean 'constraint'\?"),
+    ({"temperature": 0}, r"temperature is a setting of sampling: give it as Sampling\(temperature=\.\.\.\)\.$"),
+    ({"max_tokens": 5}, r"max_tokens is a setting of sampling: give it as Sampling\(max_tokens=\.\.\.\)\.$"),
     ({"zzz": 1}, r"'zzz' is not an option of a request\.$"),
     ({"origins": 1}, "origins is true or false, not 1"),
     ({"origins": None}, "origins is true or false, not None"),
@@ -168,7 +170,7 @@ def test_chat_hands_the_template_what_is_the_templates_and_nothing_else(
         ("constrain", "; did you mean 'constraint'?"),
         ("predicton", "; did you mean 'prediction'?"),
         ("enable_thinkin", "; did you mean 'enable_thinking'?"),
-        ("temperature", ", which reads enable_thinking, loud."),
+        ("date", ", which reads enable_thinking, loud."),
         ("tools", ", which reads enable_thinking, loud."),
     ],
 )
@@ -179,6 +181,11 @@ def test_chat_refuses_what_is_neither_a_wish_nor_the_templates(
     with pytest.raises(OptionError) as caught:
         tiny_llm.chat([{"role": "user", "content": PROMPT}], SETTINGS, **{keyword: "ngram"})
     assert str(caught.value) == f"{keyword!r} is no variable of the model's chat template{end}"
+
+
+def test_chat_refuses_settings_of_sampling(tiny_llm: LLM) -> None:
+    with pytest.raises(OptionError, match=r"give it as Sampling\(temperature=\.\.\.\)"):
+        tiny_llm.chat([{"role": "user", "content": PROMPT}], temperature=0)
 
 
 @pytest.mark.parametrize("nothing", [[], (), [[]]])

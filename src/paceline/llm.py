@@ -26,7 +26,7 @@ from paceline.settings import EngineOptions
 from paceline.targets.load import load
 from paceline.text import Detokenizer, Tokenizer
 from paceline.turns import Turns
-from paceline.wishes import Wishes, check
+from paceline.wishes import Wishes, check, reject_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -197,6 +197,7 @@ class LLM:
         """
         each, single = _conversations(messages)
         template = {name: wishes.pop(name) for name in [*wishes] if name not in Wishes.__annotations__}
+        reject_settings(template)
         self._template.check(template, Wishes.__annotations__)
         prompts = [self.chat_ids(conversation, **template) for conversation in each]
         answers = self._run(prompts, sampling, cast("Wishes", wishes))

@@ -115,7 +115,8 @@ class Tokenizer:
             RequestError: it is no list, or an id in it is no whole number or not in the vocabulary.
         """
         if isinstance(ids, str | bytes | bytearray | Mapping) or not isinstance(ids, Iterable):
-            raise RequestError(f"a prompt is a text or a list of token ids, not of type {type(ids).__name__}.")
+            chat = ": messages are for chat" if isinstance(ids, Mapping) else ""
+            raise RequestError(f"a prompt is a text or a list of token ids, not of type {type(ids).__name__}{chat}.")
         return [self._whole(place, token) for place, token in enumerate(ids)]
 
     def _whole(self, place: int, value: Any) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.constraint import Constraint
 from paceline.errors import OptionError
 from paceline.options import flag, integer, reject_unknown
+from paceline.sampling import Sampling
 
 if TYPE_CHECKING:
     from paceline.options import Speculation, SpeculationLike
@@ -38,11 +40,24 @@ class Wishes(TypedDict, total=False):
     priority: int
 
 
+def reject_settings(names: Iterable[str]) -> None:
+    """Refuse settings of sampling, which are given together.
+
+    Raises:
+        OptionError: saying how.
+    """
+    settings = {field.name for field in fields(Sampling) if field.init}
+    for name in names:
+        if name in settings:
+            raise OptionError(f"{name} is a setting of sampling: give it as Sampling({name}=...).")
+
+
 def check(wishes: Mapping[str, Any]) -> None:
     """
     Raises:
         OptionError: an unknown name, or a value of another type.
     """
+    reject_settings(wishes)
     reject_unknown("a request", wishes, Wishes.__annotations__)
     flag("origins", wishes.get("origins", False))
     integer("priority", wishes.get("priority", 0), -_PRIORITIES, _PRIORITIES)

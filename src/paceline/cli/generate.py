@@ -70,7 +70,7 @@ def generate(
         typer.Option(
             "--prediction-file",
             metavar="FILE",
-            help="The file that holds it.",
+            help="The same, from a file.",
             rich_help_panel="Speculation",
         ),
     ] = None,

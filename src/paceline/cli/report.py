@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from paceline.completion import Completion
 
 
+_WISHES = {"prediction=...": "--prediction", "constraint=...": "constraint=..., which only Python can give"}
+"""What a request may lack, as the command line speaks of it."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One request that was run.
@@ -50,7 +54,7 @@ def summary(run: Run) -> str:
             f"{record['mean_accepted_length']:.2f} tokens a step"
         )
     elif record["method"] != "none":
-        reason = record["disabled_reason"]
+        reason = _reason(record)
         parts.append(f"{record['method']}: nothing drafted" + (f" ({reason})" if reason else ""))
     return " · ".join(parts)
 
@@ -74,7 +78,7 @@ def comparison(plain: Run, fast: Run, identical: bool) -> list[str]:
 
 def details(record: Mapping[str, Any]) -> list[str]:
     """What drafting brought, by position, and where the time went."""
-    mean, reason = record["mean_accepted_length"], record["disabled_reason"]
+    mean, reason = record["mean_accepted_length"], _reason(record)
     depths = by_depth(record["accepted_by_position"])
     return [
         line("drafted", f"{record['drafted']} tokens" + (f" ({reason})" if reason else "")),
@@ -106,6 +110,13 @@ def by_depth(positions: Sequence[Mapping[str, int]]) -> str:
     return ", ".join(
         f"{depth}: {at['accepted']}/{at['reached']}" for depth, at in enumerate(positions, 1) if at["reached"]
     )
+
+
+def _reason(record: Mapping[str, Any]) -> str:
+    reason = record["disabled_reason"] or ""
+    for wish, spoken in _WISHES.items():
+        reason = reason.replace(wish, spoken)
+    return reason
 
 
 def _share(part: int, whole: int) -> str:
