@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from paceline.bounds import Bounds
 from paceline.drafters import Needs, Outcome, View
 from paceline.engine import Engine
 from paceline.options import Speculation
@@ -340,6 +341,7 @@ class ToyRun:
         clock: Clock | None = None,
         target: Target | None = None,
         prefix_caching: bool = True,
+        **bounds: Any,
     ) -> None:
         self.target = target or StrictTarget(rule, vocab, max_model_len, window)
         sizes = pages if isinstance(pages, tuple) else (pages,) * len(self.target.groups)
@@ -355,6 +357,7 @@ class ToyRun:
             lag=lag,
             pacer=pacer,
             prefix_caching=prefix_caching,
+            bounds=Bounds(**bounds),
             clock=clock or time.perf_counter,
         )
 
@@ -427,6 +430,8 @@ class ToyRun:
             self.engine.step()
         assert [pool.free for pool in self.pools] == [pool.pages for pool in self.pools]
         self.engine.scheduler.check()
+        gate = self.engine.scheduler.gate
+        assert (gate._there, gate._tokens, len(gate._since)) == (0, 0, 0)
         assert not self.engine.pacer._states
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.acceptance import RULES
 from paceline.batch import Rows
+from paceline.bounds import Bounds, Gate
 from paceline.choose import Chooser
 from paceline.drafting import Drafting, features
 from paceline.errors import PacelineError
@@ -66,6 +67,7 @@ class Engine:
         max_model_len: the longest sequence in tokens.
         model: what tells this model, its weights and formats from any other; pages are shared within it alone.
         prefix_caching: whether requests that begin alike share what is computed for the beginning.
+        bounds: over which requests are refused.
         pacer: decides how far to draft.
         lag: how many passes the host runs behind; the tokens are the same for any.
         clock: seconds, for the pacer and the records.
@@ -81,6 +83,7 @@ class Engine:
         max_model_len: int,
         model: str = "",
         prefix_caching: bool = True,
+        bounds: Bounds | None = None,
         pacer: Pacer | None = None,
         lag: int = 0,
         clock: Callable[[], float] = time.perf_counter,
@@ -90,8 +93,16 @@ class Engine:
         self.pacer = pacer or Pacer()
         self.verifier = Verifier()
         self.drafting = Drafting(target.vocab_size, self.pacer, clock)
-        index = PrefixIndex(pools) if prefix_caching else None
-        self.scheduler = Scheduler(pools, self.drafting, max_num_seqs, max_batch_tokens, max_model_len, lag, index)
+        self.scheduler = Scheduler(
+            pools,
+            self.drafting,
+            max_num_seqs,
+            max_batch_tokens,
+            max_model_len,
+            lag,
+            PrefixIndex(pools) if prefix_caching else None,
+            Gate(bounds or Bounds(), max_num_seqs, clock),
+        )
         self._model = model
         self.clock = clock
         self._lag = lag
@@ -113,6 +124,7 @@ class Engine:
 
         Raises:
             ResourceError: the whole cache is too small for it.
+            OverloadedError: too much is there already.
         """
         tokens = list(request.prompt)
         rule = RULES.get(request.rule)
@@ -183,6 +195,7 @@ class Engine:
     def _step(self) -> list[Sequence]:
         started = self.clock()
         plan = self.scheduler.plan()
+        news = {sequence.id: sequence for sequence in self._turn_away()}
         if plan:
             with ONE_TORCH_THREAD:
                 decodes = self._propose(plan)
@@ -198,11 +211,17 @@ class Engine:
             self._passes.append(done)
             done.seconds.other = self.clock() - accepted
         behind = self._lag if plan else 0
-        news: dict[int, Sequence] = {}
         while len(self._passes) > behind:
             for sequence in self._deliver(self._passes.popleft()):
                 news[sequence.id] = sequence
         return list(news.values())
+
+    def _turn_away(self) -> list[Sequence]:
+        """End those that have waited too long, and for whom there was no room now either."""
+        late = self.scheduler.gate.late()
+        for sequence, error in late:
+            self._fail(sequence, error)
+        return [sequence for sequence, _ in late]
 
     def _propose(self, plan: Plan) -> list[_Decode]:
         """A tree for each decoding sequence: the root alone unless drafting pays."""

@@ -50,7 +50,8 @@ class LLM:
         speculative_config: another name of ``speculation``.
         progress: show progress bars on standard error.
         options: the fields of :class:`~paceline.settings.EngineOptions`: device, dtype, kv_dtype, threads,
-            max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, cache_memory.
+            max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, max_waiting, max_wait_seconds,
+            max_total_tokens, cache_memory.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -100,6 +101,7 @@ class LLM:
             max_model_len=self.max_model_len,
             model=f"{self.loaded.fingerprint} {self.loaded.dtype} {self.loaded.decoder.groups[0].dtype}",
             prefix_caching=self.options.enable_prefix_caching,
+            bounds=self.options.bounds,
         )
         self.roster = Roster(models, budget, self.max_model_len)
         if self.speculation.enabled:

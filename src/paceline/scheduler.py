@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.bounds import Bounds, Gate
 from paceline.errors import ResourceError
 from paceline.pages import PAGE, PageTable, pages_for
 from paceline.tree import MAX_NODES
@@ -81,9 +83,11 @@ class Scheduler:
         max_model_len: int,
         lag: int = 0,
         index: PrefixIndex | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.pools = tuple(pools)
         self.index = index
+        self.gate = gate or Gate(Bounds(), max_num_seqs, time.monotonic)
         self.capacity = max_model_len + MAX_NODES
         # A window drops pages by what the host knows, so it also holds the trees of the passes still under way.
         self.pass_rows = max(max_batch_tokens, MAX_NODES * (lag + 1))
@@ -98,6 +102,7 @@ class Scheduler:
 
         Raises:
             ResourceError: the whole cache is too small for it alone.
+            OverloadedError: too much is there already.
         """
         for pool in self.pools:
             pages = self._pages(pool, sequence.request.limit, 0)
@@ -106,6 +111,7 @@ class Scheduler:
                     f"the request may grow to {sequence.request.limit} tokens, which take {pages * PAGE} tokens of "
                     f"cache; the cache holds {pool.pages * PAGE}: ask for fewer tokens or raise cache_memory."
                 )
+        self.gate.enter(sequence)
         self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -115,7 +121,10 @@ class Scheduler:
         elif sequence in self.running:
             self.running.remove(sequence)
             self._free(sequence)
+        else:
+            return
         sequence.leader = None
+        self.gate.leave(sequence)
 
     def plan(self) -> Plan:
         """What the next pass does. Pages for all of it but the drafts are mapped, and for those they are free."""
@@ -166,6 +175,7 @@ class Scheduler:
             if self.running and not self._has_pages(sequence, PAGE if follows else intake, known):
                 return
             self.waiting.remove(sequence)
+            self.gate.begin(sequence)
             sequence.intake = intake
             insort(self.running, sequence, key=lambda one: one.turn)
             if not follows:
