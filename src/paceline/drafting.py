@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from paceline.drafters import Drafter
     from paceline.pacer import Pacer
+    from paceline.plan import Piece
     from paceline.request import Sequence
-    from paceline.scheduler import Piece
     from paceline.targets import Scores
     from paceline.tree import TokenTree
     from paceline.verify import Verdict

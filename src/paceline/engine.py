@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from paceline.drafters import Drafter
     from paceline.pages import PagePool
+    from paceline.plan import Piece, Plan
     from paceline.request import Request
     from paceline.sampling import LogitRules
-    from paceline.scheduler import Piece, Plan
     from paceline.targets import Scores, Target
     from paceline.text import Detokenizer
 

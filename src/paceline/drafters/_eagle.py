@@ -18,6 +18,7 @@ from paceline.drafters import Method, Needs, Outcome, View
 from paceline.drafters._candidates import WIDTH, candidates, tree_of, width_of
 from paceline.drafters._heads import head_of
 from paceline.drafters._selftest import check_agreement, temporary_tables
+from paceline.errors import ResourceError
 from paceline.pages import PageTable
 from paceline.targets.head_decoder import HeadDecoder
 from paceline.tree import MAX_NODES, TokenTree
@@ -164,7 +165,8 @@ class EagleDrafter:
             seen = state.known - outcome.start
             if 0 <= seen < len(outcome.rows):
                 state.waiting.append(tuple(outcome.features[tap][seen:] for tap in self._head.taps))
-        long = [state for state in (self._states[outcome.id] for outcome in outcomes) if _is_long(state)]
+        states = (self._states[outcome.id] for outcome in outcomes)
+        long = [state for state in states if _is_long(state) and self._has_room(state, 0)]
         if long:
             self._fill(long)
 
@@ -173,7 +175,7 @@ class EagleDrafter:
         growing = [
             _Growth(view, self._states[view.id], budget, self._levels(view, budget), self._tree)
             for view, budget in zip(views, budgets, strict=True)
-            if self._can_draft(view, budget)
+            if self._can_draft(view, budget) and self._has_room(self._states[view.id], MAX_NODES)
         ]
         waiting = [growth.state for growth in growing if growth.state.waiting]
         if waiting:
@@ -198,6 +200,15 @@ class EagleDrafter:
         state, rows = self._states[view.id], len(view.tokens) - 1
         ready = state.known == rows and (state.last is not None or bool(state.waiting))
         return budget > 0 and ready and self._levels(view, budget) > 0
+
+    def _has_room(self, state: _State, nodes: int) -> bool:
+        """Map what waits and so many nodes more; who finds no pages waits on."""
+        try:
+            state.table.reserve(state.known + nodes)
+        except ResourceError:
+            state.table.cut(state.filled)
+            return False
+        return True
 
     def _fill(self, states: Sequence[_State]) -> None:
         """Take in what waits, in one pass."""

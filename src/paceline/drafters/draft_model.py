@@ -113,6 +113,11 @@ class _Growth:
         self._places: dict[int, int] = {0: -1}
         self._masks: dict[int, int] = {0: 0}
 
+    @property
+    def most(self) -> int:
+        """The most rows that its nodes may take."""
+        return min(MAX_NODES, self._expanded * (self.levels - 1))
+
     def expand(self, node: int, logits: Tensor, vocabularies: Bridge) -> None:
         """Draw the children of ``node`` from what its row gave."""
         drawn = vocabularies.draw(self.view, logits, self.found.path(node), self._width, node)
@@ -224,6 +229,7 @@ class DraftModelDrafter:
             for place, (view, budget) in enumerate(zip(views, budgets, strict=True))
             if (levels := self._levels(view, budget)) > 0
         }
+        growing = {place: growth for place, growth in growing.items() if self._has_room(growth)}
         self._begin(list(growing.values()))
         level = [(growth, growth.frontier()) for growth in growing.values()]
         while level := [(growth, nodes) for growth, nodes in level if nodes]:
@@ -245,16 +251,25 @@ class DraftModelDrafter:
         deepest = min(budget, _LEVELS) if isinstance(self._tree, int) and self._tree > 1 else budget
         return min(deepest, room) if state.reading.ready and state.reading.ids else 0
 
+    def _has_room(self, growth: _Growth) -> bool:
+        """Take in all but the last piece of a text, and map what drafting takes. Who finds no pages is decoded without
+        drafts, and leaves what it had to the others."""
+        state = growth.state
+        try:
+            self._catch_up(state)
+            state.reserve(len(state.reading.ids) + growth.most)
+        except ResourceError:
+            state.forget()
+            return False
+        return True
+
     def _begin(self, growing: Sequence[_Growth]) -> None:
         """Take in what was committed since, and draft the first level."""
         if not growing:
             return
         rows = Rows()
         for growth in growing:
-            self._catch_up(growth.state)
             state = growth.state
-            end = len(state.reading.ids)
-            state.reserve(end)
             rows.piece(state.reading.ids[state.filled :], state.filled, state.tables, 1)
         logits = self._model.forward(rows.batch(), self._slabs).logits
         for place, growth in enumerate(growing):
