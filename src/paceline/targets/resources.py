@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from paceline.amount import amount
 from paceline.errors import ResourceError
 
 
@@ -20,7 +21,7 @@ def check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ResourceError(
-            f"{folder} has {free / 1e9:.2f} GB free, but {needed / 1e9:.2f} GB are needed; "
+            f"{folder} has {amount(free)} free, but {amount(needed)} are needed; "
             "make room or set PACELINE_CACHE to a folder on another disk."
         )
 
@@ -34,7 +35,7 @@ def check_memory(needed: int, what: str) -> None:
     free = psutil.virtual_memory().available
     if free < needed:
         raise ResourceError(
-            f"{what} needs {needed / 1e9:.2f} GB of memory, but only {free / 1e9:.2f} GB are free; "
+            f"{what} needs {amount(needed)} of memory, but only {amount(free)} are free; "
             "take a smaller model or number format."
         )
 
