@@ -78,15 +78,15 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free its pages."""
-        if sequence in self.waiting:
+        waits, runs = sequence in self.waiting, sequence in self.running
+        if waits:
             self.waiting.remove(sequence)
-        elif sequence in self.running:
+        if runs:
             self.running.remove(sequence)
             self._free(sequence)
-        else:
-            return
-        sequence.leader = None
-        self.gate.leave(sequence)
+        if waits or runs:
+            sequence.leader = None
+            self.gate.leave(sequence)
 
     def plan(self) -> Plan:
         """What the next pass does. Pages for all of it but the drafts are mapped, and for those they are free."""
@@ -136,10 +136,11 @@ class Scheduler:
             known = 0 if follows else self._known(sequence, intake)
             if self.running and not self._has_pages(sequence, PAGE if follows else intake, known):
                 return
+            # An interrupt may come at any place, and must find it in one list or the other.
+            insort(self.running, sequence, key=lambda one: one.turn)
             self.waiting.remove(sequence)
             self.gate.begin(sequence)
             sequence.intake = intake
-            insort(self.running, sequence, key=lambda one: one.turn)
             if not follows:
                 self._begin(sequence, known)
             if not sequence.filling:
@@ -281,12 +282,12 @@ class Scheduler:
         return free != [pool.free for pool in self.pools]
 
     def _give_way(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
         self.running.remove(sequence)
         self._free(sequence)
         self._drafting.release(sequence)
         sequence.filled = sequence.planned = sequence.intake = 0
         sequence.record.preemptions += 1
-        self.waiting.add(sequence)
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.error is None:
