@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import paceline.cli.model
+from paceline.completion import Chunk
 from paceline.draw import Logprob
 from paceline.errors import ContextLengthError, RequestError
 from paceline.options import Speculation
@@ -21,7 +22,7 @@ from paceline.sampling import Sampling
 from paceline.text import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ANSWER = "yes, yes: ü\tand no"
 
@@ -64,14 +65,14 @@ class Script:
             raise RequestError("the model has no chat template.")
         return self.tokenizer.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
 
-    def submit(
+    def stream(
         self,
         ids: list[int],
         sampling: Sampling,
         speculation: Any = True,
         origins: bool = False,
         **request: Any,
-    ) -> list[Answer]:
+    ) -> ScriptedStream:
         if not ids:
             raise RequestError("the prompt is empty: give at least one token.")
         if len(ids) > self.room:
@@ -81,22 +82,41 @@ class Script:
         fast = Speculation.parse(speculation).enabled
         text = self.answer if fast or self.plain_answer is None else self.plain_answer
         tokens = self.tokenizer.encode(text)[: sampling.max_tokens]
-        made = [Answer(self, ids, sampling, tokens, fast, origins) for _ in range(sampling.n)]
+        made = [Answer(self, ids, sampling, tokens, fast, origins, choice) for choice in range(sampling.n)]
         self.running += made
-        return made
+        return ScriptedStream(self, made)
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> None:
         """What warms a comparison up."""
 
-    def step(self, every: list[Answer]) -> bool:
-        self.at(max((one.steps for one in self.running), default=0))
-        for one in list(self.running):
-            one.go_on()
-        return any(one.finish_reason is None for one in every)
 
-    def cancel(self, every: list[Answer]) -> None:
-        for one in every:
-            if one in self.running:
+@dataclasses.dataclass
+class ScriptedStream:
+    """The chunks of some answers."""
+
+    script: Script
+    answers: list[Answer]
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while any(one.finish_reason is None for one in self.answers):
+            self.script.at(max(one.steps for one in self.answers))
+            for one in self.answers:
+                given = one.given
+                if one.finish_reason is None:
+                    one.go_on()
+                yield Chunk.of(one, given)  # type: ignore[arg-type]
+
+    def cancel(self) -> None:
+        """Let the step that follows be the last."""
+        for one in self.answers:
+            one.cancelled = True
+
+    def __enter__(self) -> ScriptedStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for one in self.answers:
+            if one in self.script.running:
                 one.end("abort")
 
 
@@ -110,6 +130,8 @@ class Answer:
     tokens: list[int]
     fast: bool
     origins: bool
+    choice: int
+    cancelled: bool = False
     steps: int = 0
     given: int = 0
     sources: list[str] = dataclasses.field(default_factory=list)
@@ -123,7 +145,15 @@ class Answer:
         method = "ngram" if self.fast else "none"
         self.record = SpeculationRecord(method, seed, "bits", origins=[] if self.origins else None)
         self.text = Detokenizer(self.script.tokenizer)
-        self.request = self  # of which the prompt and the sampling are asked for
+        self.request = self  # of which prompt, sampling and choice are asked for
+
+    @property
+    def prompt_length(self) -> int:
+        return 0  # its tokens are those of the answer alone
+
+    @property
+    def delivered(self) -> int:
+        return self.given
 
     @property
     def output(self) -> list[int]:
@@ -141,8 +171,8 @@ class Answer:
             self.record.judge(len(new), len(new) - 1, True)
         self.given, self.steps = self.given + len(new), self.steps + 1
         self.record.seconds.verify += 0.5
-        if self.given == len(self.tokens):
-            self.end("length")
+        if self.cancelled or self.given == len(self.tokens):
+            self.end("abort" if self.cancelled else "length")
 
     def end(self, reason: str) -> None:
         self.finish_reason = reason

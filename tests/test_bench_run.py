@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,6 +86,7 @@ def test_methods_are_written_with_their_options() -> None:
     )
     assert parse_method("draft_layers=6", {}).speculation == Speculation(draft_layers=6)
     assert parse_method("draft_model:model=some/name", {}).speculation.model == "some/name"
+    assert parse_method("draft_model:model=some/name", {}).name == "draft_model:model=some/name"
     for text, message in (
         ("plain:adaptive=true", "no options"),
         ("ngram:adaptive", "name=value"),
@@ -249,3 +251,17 @@ def test_the_rewrite_verb(model_folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert len(report["requests"]) == 20
     assert report["sets"]["all"]["prompts"] == 20
     assert all(found["differing"] == 0 for found in report["sets"].values())
+
+
+def test_a_method_is_called_after_the_weights_it_drafts_with_not_after_their_place(tmp_path: Path) -> None:
+    named = []
+    for place, content in (("one", b"12"), ("two", b"12"), ("three", b"13")):
+        folder = tmp_path / place / "eagle3"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(content)
+        method = parse_method(f"eagle3:model={folder},tree=none", {})
+        assert method.speculation.model == str(folder)
+        named.append(method.name)
+        assert str(tmp_path) not in parse_method(f"eagle3:model = {folder / 'model.safetensors'}", {}).name
+    assert re.fullmatch(r"eagle3:model=eagle3@[0-9a-f]{8},tree=none", named[0])
+    assert named[0] == named[1] != named[2]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from paceline import LLM, Completion, ContextLengthError, OptionError, RequestError, Sampling
 from paceline.prompts import read_prompts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CODE = "def area(w, h):\n    result = w * h\n    return result\n"
 REWRITE = [{"role": "user", "content": f"Repeat this code, with the name result changed to total.\n\n{CODE * 2}"}]
@@ -90,11 +87,12 @@ def test_a_stream_is_the_completion_in_parts(llm: LLM) -> None:
 
 
 def test_leaving_a_stream_frees_all_of_it(llm: LLM) -> None:
-    stream: Iterator[Any] = llm.stream("One two three", Sampling(max_tokens=200))
+    stream = llm.stream("One two three", Sampling(max_tokens=200))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    assert llm.engine.idle
-    assert all(pool.free == pool.pages for pool in llm.engine.pools)
+    stream.close()
+    with llm.paused() as engine:
+        assert engine.idle
+        assert all(pool.free == pool.pages for pool in engine.pools)
 
 
 def test_bad_requests_say_what_is_wrong(llm: LLM) -> None:

@@ -15,9 +15,13 @@ from paceline.shape import TreeShape
 from tests.toys import EOS, VOCAB, PairTarget, StrictTarget, ToyRun, alone, path_rule, same
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
     from paceline.bridges import Bridge
+    from paceline.drafters import View
     from paceline.request import Sequence
     from paceline.targets import Target
+    from paceline.tree import TokenTree
 
 RULE = path_rule(VOCAB, seed=71)
 OTHER = path_rule(VOCAB, seed=72)
@@ -264,14 +268,53 @@ def test_a_prompt_is_taken_in_however_late_it_is_asked() -> None:
     assert sequence.record.accepted == sequence.record.drafted
 
 
-def test_a_pool_that_is_too_small_costs_drafts_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    run = ToyRun(RULE)
-    draft = Draft(StrictTarget(RULE, VOCAB), pages=3)
-    sequences = [run.add(PROMPT, draft.drafter, max_tokens=30, seed=n) for n in range(2)]
+class Counting(DraftModelDrafter):
+    """Keeps how many of the sequences of each step were drafted for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.counts: list[tuple[int, int]] = []
+
+    def propose(self, views: Seq[View], budgets: Seq[int]) -> list[TokenTree]:
+        trees = super().propose(views, budgets)
+        self.counts.append((sum(len(tree) > 1 for tree in trees), len(trees)))
+        return trees
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("tree", [1, 3])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_what_finds_no_page_is_not_drafted_for_and_the_others_are(
+    window: int | None, tree: int, lag: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pool too small for all: no step fails, and as long as all want drafts some of them find room."""
+    model = StrictTarget(RULE, VOCAB) if window is None else PairTarget(RULE, VOCAB, 256, window)
+    run = ToyRun(RULE, lag=lag)
+    draft = Draft(model, pages=8, tree=tree)
+    draft.drafter = counting = Counting(model, draft.pools, 256, tree=tree)
+    options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}
+    prompts = [[*PROMPT, n] for n in range(4)]
+    sequences = [run.add(p, draft.drafter, seed=n, **options) for n, p in enumerate(prompts)]
     ride(run, draft, sequences)
-    for sequence in sequences:
-        same(sequence, alone(RULE, PROMPT, max_tokens=30))
-    assert "pages" in caplog.text
+    for n, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
+        same(sequence, alone(RULE, prompt, seed=n, **options))
+        assert not sequence.record.failed
+    assert sum(sequence.record.accepted for sequence in sequences) > 10
+    assert caplog.records == []
+    assert all(drafted for drafted, asked in counting.counts if asked == 4)  # later some rest on pages of their own
+    assert any(drafted < asked for drafted, asked in counting.counts)
+    assert sum(drafted for drafted, _ in counting.counts) > len(counting.counts)
+
+
+def test_a_sequence_larger_than_the_pool_is_decoded_without_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    run = ToyRun(RULE)
+    draft = Draft(StrictTarget(RULE, VOCAB), pages=2)
+    sequences = [run.add(PROMPT, draft.drafter, max_tokens=60, seed=n) for n in range(2)]
+    ride(run, draft, sequences)
+    for n, sequence in enumerate(sequences):
+        same(sequence, alone(RULE, PROMPT, max_tokens=60, seed=n))
+        assert not sequence.record.failed
+    assert caplog.records == []
 
 
 def test_forks_and_rewinds() -> None:

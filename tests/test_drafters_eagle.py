@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -336,16 +337,26 @@ def test_drafts_end_where_positions_do(width: int) -> None:
     assert not sequence.record.failed
 
 
-def test_a_pool_that_is_too_small_costs_drafts_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("width", "pages"), [(1, 3), (3, 3), (3, 4)])
+def test_a_pool_that_is_too_small_costs_the_drafts_of_those_without_a_page(
+    width: int, pages: int, caplog: pytest.LogCaptureFixture
+) -> None:
     target = tiny_decoder(tiny_spec(vocab_size=FEW))
     expected = answers(target)
-    run, drafter = run_on(target), Watched(tiny_eagle("eagle3", vocab=FEW), target, 3, pages=3)
+    run, drafter = run_on(target), Watched(tiny_eagle("eagle3", vocab=FEW), target, width, pages=pages)
     sequences = [run.add(prompt, drafter, eos=(), max_tokens=30) for prompt in PROMPTS]
     run.finish(*sequences)
     for sequence, plain in zip(sequences, expected, strict=True):
         same(sequence, plain)
-    assert "pages" in caplog.text
+        assert not sequence.record.failed
+    assert caplog.records == []
     assert drafter.pool.free == drafter.pool.pages
+    asked, drafted = Counter[int](), Counter[int]()
+    for view, _, tokens, tree in drafter.drafted:
+        asked[len(tokens)] += 1
+        drafted[view.id] += len(tree) > 1
+    assert 0 < drafted.total() < asked.total()
+    assert max(drafted.values()) > 5
 
 
 @pytest.mark.parametrize(("width", "budget"), [(1, 9), (3, 12), (10, 63), (63, 63)])

@@ -28,8 +28,9 @@ NO_TOKEN = Sampling(allowed_token_ids=[65], bad_words=["QQ"], max_tokens=9)  # t
 def as_good_as_new(llm: LLM) -> Iterator[None]:
     """Whatever a test did, nothing is held afterwards."""
     yield
-    assert llm.engine.idle
-    assert all(pool.free == pool.pages for pool in llm.engine.pools)
+    with llm.paused() as engine:
+        assert engine.idle
+        assert all(pool.free == pool.pages for pool in engine.pools)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,8 @@ def test_streams_left_early_or_never_begun_hold_nothing(llm: LLM) -> None:
     llm.stream(STORY, LONG)
     stream = llm.stream(llm.chat_ids([{"role": "user", "content": STORY}]), LONG, speculation=NGRAM)
     next(stream)
-    assert not llm.engine.idle
+    with llm.paused() as engine:
+        assert not engine.idle
     del stream
 
 
@@ -228,7 +230,7 @@ def test_an_interrupt_leaves_an_engine_that_works(
         nonlocal calls
         calls += 1
         if calls == step:
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return forward(*given)
 
     calling: dict[str, Callable[[], Any]] = {
@@ -239,7 +241,8 @@ def test_an_interrupt_leaves_an_engine_that_works(
         patch.setattr(llm.engine.target, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             calling[call]()
-    assert llm.engine.idle
+        with llm.paused() as engine:
+            assert engine.idle
     again = llm.generate([STORY, COUNT], LONG)
     assert [answer.token_ids for answer in again] == [answer.token_ids for answer in expected]
 
@@ -331,7 +334,8 @@ def test_a_cache_too_small_names_both_amounts() -> None:
         Exception, match=r"256 tokens of cache; the cache holds 32: ask for fewer tokens or raise cache_memory"
     ):
         small.generate(STORY, Sampling(max_tokens=250))
-    assert small.engine.idle
+    with small.paused() as engine:
+        assert engine.idle
 
 
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"threads": 7}, {"max_num_seqs": 1}])

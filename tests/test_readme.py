@@ -29,6 +29,12 @@ def test_the_first_program_prints_what_is_shown(capsys: pytest.CaptureFixture[st
     assert printed == shown
 
 
+def test_the_asynchronous_program_goes_on_likewise(capsys: pytest.CaptureFixture[str]) -> None:
+    _, program = (block for language, block in BLOCKS if language == "python")
+    exec(compile(program, "README.md", "exec"), {})
+    assert capsys.readouterr().out == " Wednesday, Thursday, Friday, Saturday, Sunday"
+
+
 def test_the_commands_are_commands(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [shlex.split(line) for _, block in BLOCKS for line in block.splitlines() if line.startswith("paceline ")]
     assert lines

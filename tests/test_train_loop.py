@@ -66,9 +66,10 @@ def acceptance(llm: LLM, head: Head, examples: Seq[Example]) -> list[float]:
         prompt = example.tokens[: example.counts.index(True)]
         sampling = Sampling(temperature=0.0, max_tokens=sum(example.counts))
         wish = {"adaptive": False, "num_speculative_tokens": DEPTH}
-        (running,) = llm.submit(prompt, sampling, drafter=drafter, speculation=wish)
-        while running.finish_reason is None:
-            llm.engine.step()
+        with llm.paused() as engine:
+            (running,) = llm.submit(prompt, sampling, drafter=drafter, speculation=wish)
+            while running.finish_reason is None:
+                engine.step()
         assert tuple(running.tokens) == example.tokens
         assert not running.record.failed
         records.append(running.record.as_dict())

@@ -15,28 +15,41 @@ from paceline.bench.runner import Runner
 from paceline.bench.verify import Verification
 from paceline.bench.ways import WAYS, chosen_ways, combinations, deal, draws
 from paceline.cli import main
+from paceline.cli.verify import ENOUGH_LEGEND
 from paceline.drafters import View
 from paceline.errors import OptionError
+from paceline.heads.write import write_eagle, write_eagle3, write_medusa
 from paceline.llm import LLM
 from paceline.prompts import read_prompts, spread
 from paceline.sampling import Sampling
 from paceline.targets.hub import DEFAULT_MODEL
+from paceline.train.examples import answered
+from paceline.train.loop import Recipe
+from paceline.train.trainer import train_head
 from paceline.verify import Verdict, Verifier
 from tests.bench_models import model_folder, prompts, tiny_llm
 from tests.toys import ScriptedDrafter, no_draw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
+    from paceline.heads.head import Head
+    from paceline.heads.make import HeadKind
     from paceline.request import Sequence as Running
     from paceline.tree import TokenTree
 
 __all__ = ["model_folder", "tiny_llm"]
 
 ENVIRONMENT = {"code": "c", "machine": "m"}
+KINDS: tuple[HeadKind, ...] = ("medusa", "eagle", "eagle3")
+WRITERS: dict[HeadKind, Callable[[Head, Path], None]] = {
+    "medusa": lambda head, folder: write_medusa(head, folder, "vllm"),
+    "eagle": write_eagle,
+    "eagle3": write_eagle3,
+}
 
 
 def quiet(line: str) -> None:
@@ -140,6 +153,65 @@ def test_a_cut_run_goes_on(tiny_llm: LLM, tmp_path: Path) -> None:
     assert report == whole
     assert runner.taken == len(lines) - 7
     assert Counter(path.read_text().splitlines(keepends=True)[:7]) == Counter(lines[:7])
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> dict[HeadKind, Path]:
+    """A folder for each kind of head, trained on answers of the model."""
+    asked = [tiny_llm.chat_ids([{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts(2)]
+    examples = answered(tiny_llm, asked, 20)
+    folders = {}
+    for kind in KINDS:
+        head = train_head(kind, tiny_llm.loaded, examples, Recipe(40, 1e-2, enough=0.8), columns=100, depth=3)
+        folders[kind] = tmp_path_factory.mktemp("heads") / kind
+        WRITERS[kind](head, folders[kind])
+    return folders
+
+
+def test_trained_heads_take_part_and_are_known_by_their_weights(
+    model_folder: Path,
+    trained: dict[HeadKind, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the command line: chains and trees, enough drafts accepted and rejected everywhere; a cut run goes on."""
+    monkeypatch.setattr("paceline.bench.verify.ENOUGH", 8)
+    path = tmp_path / "cells.jsonl"
+    options = ["verify", str(model_folder), "--full", "--every", "--count", "2", "--max-tokens", "20", "--json"]
+    options += ["--threads", "2", "-o", str(path)]
+    for kind in KINDS:
+        for written in (f"{kind}:model={trained[kind]},tree=none", f"{kind}:model={trained[kind]}"):
+            options += ["--method", written]
+    assert main(options) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = report["combinations"]
+    assert {(row["method"].partition(":")[0], "tree=none" in row["method"]) for row in rows} == {
+        (kind, chain) for kind in KINDS for chain in (False, True)
+    }
+    assert len(rows) == 6 * 4
+    assert report["differing"] == 0
+    for row in rows:
+        assert row["accepted"] >= 8 <= row["rejected"]
+        assert row.get("alone", row)["accepted"] >= 8 or row["temperature"] > 0
+    assert str(tmp_path.parent) not in path.read_text()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-5]) + lines[-5][:30])
+    assert main(options) == 0
+    assert json.loads(capsys.readouterr().out)["combinations"] == rows
+    assert len(path.read_text().splitlines()) == len(lines)
+
+
+def test_where_few_drafts_are_accepted_the_oracle_is_seldom_wrong(
+    tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a drafter that is never right nor one that is never wrong leaves a combination short."""
+    monkeypatch.setattr("paceline.bench.verify.ENOUGH", 100)
+    report = verification(tiny_llm, 5, max_tokens=64, draws=8, ways=chosen_ways(["eagle3", "grammar"])).report()
+    assert report["short"] == 0
+    alone = {row["method"]: row["alone"] for row in report["combinations"] if row["mixed"]}
+    assert alone["eagle3"]["accepted"] < 100
+    assert alone["grammar"]["rejected"] == 0
 
 
 def test_where_too_few_drafts_are_judged_the_oracle_helps_and_the_report_says_so(tiny_llm: LLM) -> None:
@@ -249,7 +321,8 @@ def test_the_verb_fails_where_lots_prove_too_little(model_folder: Path, capsys: 
     assert main(["verify", str(model_folder), *options]) == 1
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "differing: 0"
-    assert "enough: at least 500" in captured.out
+    assert ENOUGH_LEGEND in captured.out
+    assert "at least 500" in ENOUGH_LEGEND
     assert "16 combinations had too few accepted or rejected drafts" in captured.err
 
 

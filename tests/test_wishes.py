@@ -136,7 +136,7 @@ def test_chat_hands_the_template_what_is_the_templates_and_nothing_else(
     tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy()
-    monkeypatch.setattr(tiny_llm, "_template", spy)
+    monkeypatch.setattr(tiny_llm.preparer, "template", spy)
     message = [{"role": "user", "content": PROMPT}]
     loud = tiny_llm.generate(PROMPT + "!", SETTINGS)
     wishes: dict[str, Any] = {
@@ -177,7 +177,7 @@ def test_chat_hands_the_template_what_is_the_templates_and_nothing_else(
 def test_chat_refuses_what_is_neither_a_wish_nor_the_templates(
     tiny_llm: LLM, keyword: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiny_llm, "_template", Spy())
+    monkeypatch.setattr(tiny_llm.preparer, "template", Spy())
     with pytest.raises(OptionError) as caught:
         tiny_llm.chat([{"role": "user", "content": PROMPT}], SETTINGS, **{keyword: "ngram"})
     assert str(caught.value) == f"{keyword!r} is no variable of the model's chat template{end}"

@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM
     from paceline.completion import Chunk, Completion
     from paceline.errors import (
+        ClosedError,
         ContextLengthError,
         DrafterError,
         HubError,
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "Chunk": "completion",
     "Completion": "completion",
     "Sampling": "sampling",
@@ -43,7 +46,9 @@ torch."""
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Chunk",
+    "ClosedError",
     "Completion",
     "ContextLengthError",
     "DrafterError",

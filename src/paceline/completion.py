@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step adds to a streamed answer.
+    """What one step adds to a streamed answer, or several where they were not taken one by one.
 
     Attributes:
         text: what may be shown now; it need not end where the tokens do, as half a character and what may be the
@@ -61,8 +61,9 @@ class Chunk:
         token_ids: the step's tokens.
         offsets: for each of them the length of the whole text after it.
         origins: for each of them a drafter's name or "target".
-        completion: the whole answer, in the last chunk alone.
+        completion: the whole answer, in its last chunk alone.
         record: what speculation did so far.
+        choice: which of ``n`` answers this is of.
     """
 
     text: str
@@ -71,15 +72,28 @@ class Chunk:
     origins: list[str]
     completion: Completion | None
     record: SpeculationRecord
+    choice: int = 0
 
     @classmethod
     def of(cls, running: Sequence, given: int) -> Chunk:
         """What a sequence has gained since its first ``given`` tokens."""
+        ended = running.finish_reason is not None
         return cls(
             text=running.text.delta(),
-            token_ids=running.output[given:],
+            token_ids=running.tokens[running.prompt_length + given : running.delivered],
             offsets=running.text.offsets(given),
             origins=running.sources[given:],
-            completion=None if running.finish_reason is None else Completion.of(running),
-            record=running.record,
+            completion=Completion.of(running) if ended else None,
+            record=running.record if ended else running.record.copy(),
+            choice=running.request.choice,
+        )
+
+    def __add__(self, later: Chunk) -> Chunk:
+        """Both as one, of the same answer."""
+        return replace(
+            later,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            offsets=self.offsets + later.offsets,
+            origins=self.origins + later.origins,
         )

@@ -51,3 +51,7 @@ class DrafterError(PacelineError):
 
 class KernelError(PacelineError):
     """The C kernels cannot be built or loaded."""
+
+
+class ClosedError(PacelineError):
+    """The model was closed, or belongs to another process."""

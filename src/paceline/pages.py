@@ -212,8 +212,14 @@ class PageTable:
         """Map every storage index below ``rows``.
 
         Raises:
-            ResourceError: too few pages are free; those already taken stay with the table.
+            ResourceError: too few pages are free; none is taken.
         """
+        wanted = pages_for(rows) - self._end
+        if wanted > self.pool.free:
+            raise ResourceError(
+                f"{wanted} pages of the cache group {self.pool.group.name} are wanted, and {self.pool.free} of "
+                f"{self.pool.pages} are free."
+            )
         for place in range(self._end, pages_for(rows)):
             self.tensor[place] = self.pool.take()
             self._end = place + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -103,6 +103,16 @@ class SpeculationRecord:
             self.accepted_at[depth] += 1
         if missed:
             self.reached[accepted] += 1
+
+    def copy(self) -> SpeculationRecord:
+        """What it says now, whatever is counted later."""
+        return replace(
+            self,
+            reached=self.reached[:],
+            accepted_at=self.accepted_at[:],
+            seconds=replace(self.seconds),
+            origins=None if self.origins is None else self.origins[:],
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The record under the keys that it has everywhere."""

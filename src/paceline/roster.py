@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, cast
 
 from paceline import methods
@@ -70,6 +71,9 @@ class DraftModels:
 class Roster:
     """Makes drafters, and is what they are made from (:class:`paceline.drafters.Surroundings`).
 
+    Any thread may ask for one: it is made there, with all that is loaded for it, while engine and others go on. Whoever
+    asks for another that has to be made waits.
+
     Args:
         models: what drafts.
         budget: memory for the keys and values of drafters.
@@ -84,11 +88,17 @@ class Roster:
         self._pools: list[PagePool] = []
         self._cut: list[PagePool] = []
         self._drafters: dict[tuple[object, ...], Drafter] = {}
+        self._making = RLock()  # the drafter of a cascade is made while the cascade is
+        self._looking = Lock()
 
     @property
     def bytes(self) -> int:
         """What the draft models and the caches of drafters take."""
-        return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in self._pools)
+        return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in tuple(self._pools))
+
+    def has(self, speculation: Speculation) -> bool:
+        """Whether there is a drafter for these options, so that :meth:`drafter` gives it at once."""
+        return methods.recipe(speculation) in self._drafters
 
     def drafter(self, speculation: Speculation) -> Drafter:
         """The drafter for these options; those that were asked for last are kept.
@@ -100,10 +110,23 @@ class Roster:
             ResourceError: the cache has no room for it.
         """
         key = methods.recipe(speculation)
-        drafter = self._drafters.pop(key, None) or self._made(speculation)
-        self._drafters[key] = drafter
-        while len(self._drafters) > _KEPT:
-            del self._drafters[next(iter(self._drafters))]
+        drafter = self._known(key)
+        if drafter is not None:
+            return drafter
+        with self._making:
+            drafter = self._known(key) or self._made(speculation)
+            with self._looking:
+                self._drafters[key] = drafter
+                while len(self._drafters) > _KEPT:
+                    del self._drafters[next(iter(self._drafters))]
+        return drafter
+
+    def _known(self, key: tuple[object, ...]) -> Drafter | None:
+        """The drafter of that recipe, which is from now on the one that was asked for last."""
+        with self._looking:
+            drafter = self._drafters.pop(key, None)
+            if drafter is not None:
+                self._drafters[key] = drafter
         return drafter
 
     def _made(self, speculation: Speculation) -> Drafter:
@@ -127,7 +150,8 @@ class Roster:
 
     def forget(self) -> None:
         """Give up every drafter, with all that it has learned; models stay loaded."""
-        self._drafters.clear()
+        with self._looking:
+            self._drafters.clear()
 
     def prefix(self, layers: int) -> Decoder:
         return self._models.prefix(layers)

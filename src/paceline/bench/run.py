@@ -8,6 +8,7 @@ import json
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from paceline.errors import OptionError
 from paceline.options import Speculation
 from paceline.record import add_up
 from paceline.sampling import Sampling
+from paceline.targets.hub import known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +36,13 @@ _WARM_UP_TOKENS = 24
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode: its name in the tables, and its options of speculation."""
+    """One way to decode.
+
+    Attributes:
+        name: in cells and tables. A model on this machine is called by its file's or folder's name and a digest: so
+            that a cell counts for the weights that it was taken with, and wherever they lie.
+        speculation: its options.
+    """
 
     name: str
     speculation: Speculation
@@ -62,11 +70,25 @@ def parse_method(text: str, common: Mapping[str, Any]) -> Method:
         if not equals:
             raise OptionError(f"an option of a method is written name=value, not {part!r}.")
         options[key.strip().replace("-", "_")] = _value(value.strip())
+        if key.strip() == "model":
+            text = text.replace(part, f"model={_weights(value.strip())}")
     if name:
         options["method"] = name
     speculation = Speculation.parse(options)
     methods.check(speculation)
     return Method(text, speculation)
+
+
+def _weights(model: str) -> str:
+    """What a model is called: one on this machine by its name and a digest, in the place of where it lies."""
+    if known(model) is not None or not Path(model).expanduser().exists():
+        return model
+    path = Path(model).expanduser().resolve()
+    digest = hashlib.sha256()
+    for part in sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]:
+        with part.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{path.name}@{digest.hexdigest()[:8]}"
 
 
 def _value(text: str) -> Any:

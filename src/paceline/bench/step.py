@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.batch import Batch
     from paceline.bench.runner import Runner
     from paceline.drafters import Drafter
+    from paceline.engine import Engine
     from paceline.llm import LLM
     from paceline.pages import CacheGroup, Slab
     from paceline.request import Sequence as Running
@@ -150,25 +151,16 @@ class StepBench:
         tokens = (self._steps + WARM_UP + 1) * (rows + 1)
         wanted = sampling.replace(max_tokens=tokens, ignore_eos=True)
         seconds: dict[str, list[float]] = {part: [] for part in ("step", *_PARTS)}
-        with _timing(self._llm) as target:
+        with self._llm.paused() as engine, _timing(engine, self._decoder) as target:
             (running,) = self._llm.submit(ids, wanted, speculation=_drafting(rows), drafter=drafter)
             while not running.output:
-                self._llm.engine.step()
+                engine.step()
             for _ in range(WARM_UP):
-                self._llm.engine.step()
+                engine.step()
             for _ in range(self._steps):
-                self._step(running, target, seconds)
-            self._llm.engine.cancel(running)
+                _step(engine, running, target, seconds)
+            engine.cancel(running)
         return seconds
-
-    def _step(self, running: Running, target: TimedTarget, seconds: dict[str, list[float]]) -> None:
-        before = _spent(running, target)
-        started = time.perf_counter()
-        self._llm.engine.step()
-        step = time.perf_counter() - started
-        parts = {part: second - before[part] for part, second in _spent(running, target).items()}
-        for part, second in {"step": step, **parts, "python": step - sum(parts.values())}.items():
-            seconds[part].append(second)
 
     def _prefill(self) -> dict[str, Any]:
         ids = self._text(_PREFILL)
@@ -212,14 +204,25 @@ def _drafting(rows: int) -> Speculation:
 
 
 @contextmanager
-def _timing(llm: LLM) -> Iterator[TimedTarget]:
+def _timing(engine: Engine, decoder: Decoder) -> Iterator[TimedTarget]:
     """Put a timed target in the engine's place of its own, for a while."""
-    own = llm.engine.target
-    target = llm.engine.target = TimedTarget(llm.loaded.decoder)
+    own = engine.target
+    target = engine.target = TimedTarget(decoder)
     try:
         yield target
     finally:
-        llm.engine.target = own
+        engine.target = own
+
+
+def _step(engine: Engine, running: Running, target: TimedTarget, seconds: dict[str, list[float]]) -> None:
+    """Time one step and its parts."""
+    before = _spent(running, target)
+    started = time.perf_counter()
+    engine.step()
+    step = time.perf_counter() - started
+    parts = {part: second - before[part] for part, second in _spent(running, target).items()}
+    for part, second in {"step": step, **parts, "python": step - sum(parts.values())}.items():
+        seconds[part].append(second)
 
 
 def _spent(running: Running, target: TimedTarget) -> dict[str, float]:

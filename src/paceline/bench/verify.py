@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ENOUGH = 500
 FIRST_SEED = 20_000
 _WRONG = 0.5
+_SELDOM_WRONG = 0.25  # the share of wrong tokens of an oracle that helps out where too few drafts are accepted
 _MISPREDICTED = 0.1
 _SHOWN = 20
 
@@ -98,29 +99,30 @@ class Verification:
         }
 
     def _combination(self, each: Combination) -> dict[str, Any]:
-        row = self._row(each, mixed=False)
+        row = self._row(each)
         if self._full and not row["counts"] and each.way.judge == "both" and each.way.options is not None:
-            alone, row = row, self._row(each, mixed=True)
+            alone, row = row, self._row(each, _WRONG if row["accepted"] >= ENOUGH else _SELDOM_WRONG)
             row["alone"] = {key: alone[key] for key in ("differing", "tokens", "drafted", "accepted", "rejected")}
             row["prompts"] += alone["prompts"]
             row["differing"] += alone["differing"]
             row["differences"] = alone["differences"] + row["differences"]
         return row
 
-    def _row(self, each: Combination, mixed: bool) -> dict[str, Any]:
+    def _row(self, each: Combination, wrong: float | None = None) -> dict[str, Any]:
+        """What a combination did, the drafter alone or with the help of an oracle of so many wrong tokens."""
         members = list(self._members[each])
         if each.batch > 1:
             random.Random(f"{each.way.name} {each.temperature}").shuffle(members)
         answers = [
             answer
             for at in range(0, len(members), each.batch)
-            for answer in self._cell(each, members[at : at + each.batch], mixed)
+            for answer in self._cell(each, members[at : at + each.batch], wrong)
         ]
         total = Counter[str]()
         for answer in answers:
             total.update({key: answer[key] for key in ("tokens", "drafted", "accepted", "judged")})
         return {
-            **_place(each, mixed),
+            **_place(each, wrong),
             "prompts": len(answers),
             "differing": sum(answer["difference"] is not None for answer in answers),
             **{key: total[key] for key in ("tokens", "drafted", "accepted", "judged")},
@@ -129,8 +131,8 @@ class Verification:
             "differences": [answer["difference"] for answer in answers if answer["difference"] is not None],
         }
 
-    def _cell(self, each: Combination, members: Sequence[str], mixed: bool) -> list[dict[str, Any]]:
-        name = {**_place(each, mixed), "prompts": list(members)}
+    def _cell(self, each: Combination, members: Sequence[str], wrong: float | None) -> list[dict[str, Any]]:
+        name = {**_place(each, wrong), "prompts": list(members)}
         wishes = [self._wishes(each.way, member, each.temperature) for member in members]
         expected = [
             self._plain(member, each.temperature, own.get("constraint"))
@@ -140,7 +142,7 @@ class Verification:
         def take() -> dict[str, Any]:
             self._llm.forget()  # so that a cell is the same whatever ran before it
             answers = {self._prompts[member]: answer["ids"] for member, answer in zip(members, expected, strict=True)}
-            drafter = self._drafter(each.way, answers, mixed)
+            drafter = self._drafter(each.way, answers, wrong)
             speculation = self._speculation[each.way.name]
             running = self._run(members, each.temperature, speculation, wishes, drafter)
             return {
@@ -182,24 +184,25 @@ class Verification:
     ) -> list[Running]:
         """Run prompts to their ends, all at a time; ``drafter`` is one that ``speculation`` does not name."""
         running: list[Running] = []
-        try:
+        with self._llm.paused() as engine:
             for member, own in zip(members, wishes, strict=True):
                 sampling = Sampling(temperature=temperature, seed=self._seeds[member], max_tokens=self._max_tokens)
                 said: Wishes = {**own, "speculation": speculation}
                 running += self._llm.submit(self._prompts[member], sampling, drafter=drafter, **said)
             while any(sequence.finish_reason is None for sequence in running):
-                self._llm.engine.step()
-        finally:
-            for sequence in running:
-                self._llm.engine.cancel(sequence)
+                engine.step()
         return running
 
-    def _drafter(self, way: Way, answers: Mapping[tuple[int, ...], Sequence[int]], mixed: bool) -> Drafter | None:
+    def _drafter(
+        self, way: Way, answers: Mapping[tuple[int, ...], Sequence[int]], wrong: float | None
+    ) -> Drafter | None:
         """The oracle, or a drafter that it helps out; None for what the options alone say."""
-        if way.options is not None and not mixed:
+        if way.options is None:
+            return OracleDrafter(answers, self._vocab_size, _WRONG)
+        if wrong is None:
             return None
-        oracle = OracleDrafter(answers, self._vocab_size, _WRONG)
-        return MixedDrafter(self._llm.roster.drafter(self._speculation[way.name]), oracle) if mixed else oracle
+        oracle = OracleDrafter(answers, self._vocab_size, wrong)
+        return MixedDrafter(self._llm.roster.drafter(self._speculation[way.name]), oracle)
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self._llm.chat_ids([{"role": "user", "content": prompt.turns[0]}]))
@@ -234,8 +237,8 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(expected), len(found)))
 
 
-def _place(each: Combination, mixed: bool) -> dict[str, Any]:
-    return {"method": each.way.name, "batch": each.batch, "temperature": each.temperature, "mixed": mixed}
+def _place(each: Combination, wrong: float | None) -> dict[str, Any]:
+    return {"method": each.way.name, "batch": each.batch, "temperature": each.temperature, "mixed": wrong is not None}
 
 
 def _counts(way: Way, total: Counter[str]) -> bool:

@@ -24,12 +24,12 @@ class Way:
     """One way to draft.
 
     Attributes:
-        name: what it is called in cells and tables.
+        name: what it is called in cells and tables; the same for the same weights, wherever they lie.
         options: of speculation, as `bench run` takes them; {short} and {layers} stand for the numbers of layers of a
             short draft model and of the target. None is the oracle alone, which knows the answer and swaps half of
             its tokens for wrong ones.
         judge: what proves something. "both": enough drafts accepted and enough rejected, the oracle helping out where
-            it must; "accepted": every draft accepted; "none": nothing is drafted.
+            it must; "accepted": enough drafts, and every one accepted; "none": nothing is drafted.
         request: "predicted" requests come with their answer, some of its tokens wrong; "constrained" ones may answer
             only what the free answer is, or is with a few tokens swapped.
     """
@@ -52,7 +52,7 @@ WAYS = (
     Way("recycling tree", "recycling"),
     Way("lookahead", "lookahead"),
     Way("prediction", "prediction", request="predicted"),
-    Way("grammar", "grammar", judge="accepted", request="constrained"),
+    Way("grammar", "grammar", request="constrained"),
     Way("draft_layers tree", "draft_model:draft_layers={short},tree=2"),
     Way("medusa", "medusa:random=true,tree=none"),
     Way("medusa tree", "medusa:random=true"),
@@ -61,6 +61,7 @@ WAYS = (
     Way("eagle3", "eagle3:random=true,tree=none"),
     Way("eagle3 tree", "eagle3:random=true"),
     Way("cascade", "cascade", request="predicted"),
+    Way("cascade of chains", "cascade:tree=none", request="predicted"),
 )
 """What is verified unless said otherwise; the first five are those of the first measurement."""
 
@@ -74,12 +75,10 @@ def chosen_ways(names: Sequence[str] | None) -> tuple[Way, ...]:
     if names is None:
         return WAYS
     known = {way.name: way for way in WAYS}
-    for name in names:
-        if name not in known:
-            parse_method(name, {})
-    if len(set(names)) < len(names):
+    found = tuple(known.get(name) or Way(parse_method(name, {}).name, name) for name in names)
+    if len({way.name for way in found}) < len(found):
         raise OptionError("a method is named twice; give each once.")
-    return tuple(known.get(name, Way(name, name)) for name in names)
+    return found
 
 
 @dataclass(frozen=True)

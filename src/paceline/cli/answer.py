@@ -7,21 +7,22 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.report import Run
-from paceline.completion import Chunk, Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
+    from paceline.completion import Chunk, Completion
     from paceline.llm import LLM
     from paceline.sampling import Sampling
 
 
 class Interrupt:
-    """Notes the first Ctrl-C, so that a step is never cut in two; the second one is a KeyboardInterrupt again."""
+    """Lets the first Ctrl-C do something gentle; the second one is a KeyboardInterrupt again."""
 
-    def __init__(self) -> None:
+    def __init__(self, gently: Callable[[], None]) -> None:
         self.came = False
+        self._gently = gently
 
     def __enter__(self) -> Interrupt:
         self._before = signal.signal(signal.SIGINT, self._note)
@@ -36,6 +37,7 @@ class Interrupt:
         if self.came:
             raise KeyboardInterrupt
         self.came = True
+        self._gently()
 
 
 def answer(
@@ -50,29 +52,24 @@ def answer(
     Args:
         ids: the prompt.
         show: is called with what each step adds, where there is a single answer.
-        request: what else ``LLM.submit`` is told.
+        request: what else ``LLM.stream`` is told.
 
     Raises:
         RequestError: the request cannot be served, or breaks off.
     """
-    running = llm.submit(ids, sampling, **request)
-    show = show if len(running) == 1 else None
+    show = show if sampling.n == 1 else None
     times: list[float] = []
-    counts, going = [0], True
-    with Interrupt() as interrupt:
-        try:
-            while going and not interrupt.came:
-                going = llm.step(running)
-                count = sum(len(one.output) for one in running)
-                if show is not None:
-                    show(Chunk.of(running[0], counts[-1]))
-                if count > counts[-1]:
-                    times.append(time.perf_counter())
-                    counts.append(count)
-        finally:
-            llm.cancel(running)
-    if interrupt.came and show is not None:
-        show(Chunk.of(running[0], counts[-1]))  # what was held back, as it might have been half a character
-    first = counts[min(1, len(times))]
-    seconds = times[-1] - times[0] if times else 0.0
-    return Run([Completion.of(one) for one in running], counts[-1] - first, seconds, interrupt.came)
+    completions: dict[int, Completion] = {}
+    seen: dict[int, int] = {}  # of each answer the tokens of its first chunk, which took the prompt's pass
+    with llm.stream(ids, sampling, **request) as stream, Interrupt(stream.cancel) as interrupt:
+        for chunk in stream:
+            if show is not None:
+                show(chunk)
+            if chunk.token_ids:
+                times.append(time.perf_counter())
+                seen.setdefault(chunk.choice, len(chunk.token_ids))
+            if chunk.completion is not None:
+                completions[chunk.choice] = chunk.completion
+    answers = [completions[choice] for choice in range(sampling.n)]
+    tokens = sum(len(completion.token_ids) for completion in answers) - sum(seen.values())
+    return Run(answers, tokens, times[-1] - times[0] if times else 0.0, interrupt.came)

@@ -7,6 +7,7 @@ head's own output of the row above. When tokens are committed their rows are tak
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from paceline.batch import Rows
 from paceline.drafters import Method, Needs, Outcome, View
 from paceline.drafters._candidates import WIDTH, candidates, tree_of, width_of
 from paceline.drafters._heads import head_of
+from paceline.drafters._room import with_room
 from paceline.drafters._selftest import check_agreement, temporary_tables
 from paceline.errors import ResourceError
 from paceline.pages import PageTable
@@ -56,6 +58,11 @@ class _State:
         """How many rows the target's states are known of."""
         return self.filled + sum(taps[0].shape[0] for taps in self.waiting)
 
+    def forget(self) -> None:
+        """Start again from nothing."""
+        self.filled, self.waiting, self.last = 0, [], None
+        self.table.free()
+
 
 class _Growth:
     """A tree in the making. Below the root a node's row follows those of its ancestors in the head's cache, where
@@ -89,13 +96,13 @@ class _Growth:
         """Add the nodes' rows to a pass; returns the states that they read.
 
         Raises:
-            ResourceError: the cache is full.
+            ResourceError: the cache is full; nothing is added.
         """
         found, state = self.candidates, self.state
         first = len(self._masks) - 1
+        state.table.reserve(state.filled + first + len(nodes))
         for place, node in enumerate(nodes, first):
             self._masks[node] = self._masks[found.parents[node]] | 1 << place
-        state.table.reserve(state.filled + first + len(nodes))
         rows.level(
             [found.tokens[node] for node in nodes],
             [found.depths[node] - 1 for node in nodes],
@@ -110,7 +117,8 @@ class _Growth:
 class EagleDrafter:
     """Chains and trees from a head that reads the target's states, all sequences of a step in one pass a level.
 
-    A sequence of which states were missed is decoded without it until they come.
+    A sequence of which states were missed is decoded without it until they come, and one for which no page is free is
+    until there are some. Where all wait for pages the last gives up its own, and with them what it has seen.
     """
 
     def __init__(
@@ -165,28 +173,23 @@ class EagleDrafter:
             seen = state.known - outcome.start
             if 0 <= seen < len(outcome.rows):
                 state.waiting.append(tuple(outcome.features[tap][seen:] for tap in self._head.taps))
-        states = (self._states[outcome.id] for outcome in outcomes)
-        long = [state for state in states if _is_long(state) and self._has_room(state, 0)]
-        if long:
-            self._fill(long)
+        self._fill([state for state in (self._states[outcome.id] for outcome in outcomes) if _is_long(state)])
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
         trees = {view.id: TokenTree.root(view.tokens[-1]) for view in views}
         growing = [
             _Growth(view, self._states[view.id], budget, self._levels(view, budget), self._tree)
             for view, budget in zip(views, budgets, strict=True)
-            if self._can_draft(view, budget) and self._has_room(self._states[view.id], MAX_NODES)
+            if self._can_draft(view, budget)
         ]
-        waiting = [growth.state for growth in growing if growth.state.waiting]
-        if waiting:
-            self._fill(waiting)
+        self._fill([growth.state for growth in growing if growth.state.waiting])
+        growing = [growth for growth in growing if growth.state.last is not None and not growth.state.waiting]
         for growth in growing:
             assert growth.state.last is not None
             growth.expand(0, *growth.state.last, self._head.target_ids)
         level = [(growth, growth.frontier()) for growth in growing]
         while level := [(growth, nodes) for growth, nodes in level if nodes]:
-            self._grow(level)
-            level = [(growth, growth.frontier()) for growth, _ in level]
+            level = [(growth, growth.frontier()) for growth in self._grow(level)]
         trees.update({growth.view.id: growth.candidates.tree(self.name) for growth in growing})
         return [trees[view.id] for view in views]
 
@@ -201,36 +204,35 @@ class EagleDrafter:
         ready = state.known == rows and (state.last is not None or bool(state.waiting))
         return budget > 0 and ready and self._levels(view, budget) > 0
 
-    def _has_room(self, state: _State, nodes: int) -> bool:
-        """Map what waits and so many nodes more; who finds no pages waits on."""
-        try:
-            state.table.reserve(state.known + nodes)
-        except ResourceError:
-            state.table.cut(state.filled)
-            return False
-        return True
-
     def _fill(self, states: Sequence[_State]) -> None:
-        """Take in what waits, in one pass."""
+        """Take in what waits, in one pass; what finds no room waits on."""
+        filled = with_room(states, lambda state: state.table.reserve(state.known), _State.forget)
+        if not filled:
+            return
         rows = Rows()
-        for state in states:
-            known = state.known
-            state.table.reserve(known)
-            rows.piece(state.tokens[state.filled + 1 : known + 1], state.filled, (state.table,), 1)
-        taps = [torch.cat(tap) for tap in zip(*(taps for state in states for taps in state.waiting), strict=True)]
+        for state in filled:
+            rows.piece(state.tokens[state.filled + 1 : state.known + 1], state.filled, (state.table,), 1)
+        taps = [torch.cat(tap) for tap in zip(*(taps for state in filled for taps in state.waiting), strict=True)]
         logits, outputs = self._head.forward(rows.batch(), self._slabs, self._head.states(taps))
-        for state, last in zip(states, zip(logits.unbind(), outputs.unbind(), strict=True), strict=True):
+        for state, last in zip(filled, zip(logits.unbind(), outputs.unbind(), strict=True), strict=True):
             state.filled, state.waiting, state.last = state.known, [], last
 
-    def _grow(self, level: Sequence[tuple[_Growth, Sequence[int]]]) -> None:
-        """Expand nodes of every tree, in one pass."""
+    def _grow(self, level: Sequence[tuple[_Growth, Sequence[int]]]) -> list[_Growth]:
+        """Expand nodes of every tree, in one pass; returns the trees that may go on. One without room is done."""
         rows = Rows()
-        states = [state for growth, nodes in level for state in growth.add_rows(rows, nodes)]
-        logits, outputs = self._head.forward(rows.batch(), self._slabs, torch.stack(states))
-        places = iter(zip(logits.unbind(), outputs.unbind(), strict=True))
+        grown: list[tuple[_Growth, Sequence[int]]] = []
+        states: list[Tensor] = []
         for growth, nodes in level:
-            for node in nodes:
-                growth.expand(node, *next(places), self._head.target_ids)
+            with suppress(ResourceError):
+                states += growth.add_rows(rows, nodes)
+                grown.append((growth, nodes))
+        if grown:
+            logits, outputs = self._head.forward(rows.batch(), self._slabs, torch.stack(states))
+            places = iter(zip(logits.unbind(), outputs.unbind(), strict=True))
+            for growth, nodes in grown:
+                for node in nodes:
+                    growth.expand(node, *next(places), self._head.target_ids)
+        return [growth for growth, _ in grown]
 
 
 def _is_long(state: _State) -> bool:

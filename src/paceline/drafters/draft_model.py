@@ -7,6 +7,7 @@ agree as often as they can.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -16,6 +17,7 @@ from paceline.bridges import bridge
 from paceline.bridges.agreeing import Agreeing
 from paceline.drafters import Method, Needs, Outcome, View
 from paceline.drafters._candidates import candidates, tree_of, width_of
+from paceline.drafters._room import with_room
 from paceline.errors import ResourceError
 from paceline.pages import PageTable
 from paceline.text import Tokenizer
@@ -113,11 +115,6 @@ class _Growth:
         self._places: dict[int, int] = {0: -1}
         self._masks: dict[int, int] = {0: 0}
 
-    @property
-    def most(self) -> int:
-        """The most rows that its nodes may take."""
-        return min(MAX_NODES, self._expanded * (self.levels - 1))
-
     def expand(self, node: int, logits: Tensor, vocabularies: Bridge) -> None:
         """Draw the children of ``node`` from what its row gave."""
         drawn = vocabularies.draw(self.view, logits, self.found.path(node), self._width, node)
@@ -133,18 +130,18 @@ class _Growth:
         """Add the nodes' rows to a pass; a row sees those of the nodes above it.
 
         Raises:
-            ResourceError: the cache is full.
+            ResourceError: the cache is full; nothing is added.
         """
         found, state = self.found, self.state
         held, places, masks = state.held, self._places, self._masks
         first = len(held)
+        state.reserve(state.filled + first + len(nodes))
         ids = vocabularies.own([found.tokens[node] for node in nodes])
         for place, (token, node) in enumerate(zip(ids, nodes, strict=True), first):
             above = found.parents[node]
             held.append((token, places[above]))
             places[node] = place
             masks[node] = masks[above] | 1 << place
-        state.reserve(state.filled + len(held))
         depths = [found.depths[node] - 1 for node in nodes]
         rows.level(ids, depths, [masks[node] for node in nodes], state.filled, first, state.tables)
 
@@ -165,7 +162,8 @@ class DraftModelDrafter:
     ) -> None:
         """Draft with ``model``, whose cache groups live in ``pools``.
 
-        A sequence that grows past the model's own context, or beyond what it can read, is decoded without it.
+        A sequence that grows past the model's own context, or beyond what it can read, is decoded without it, and one
+        for which no page is free is until there are some.
 
         Args:
             max_model_len: the longest sequence, in tokens.
@@ -229,12 +227,9 @@ class DraftModelDrafter:
             for place, (view, budget) in enumerate(zip(views, budgets, strict=True))
             if (levels := self._levels(view, budget)) > 0
         }
-        growing = {place: growth for place, growth in growing.items() if self._has_room(growth)}
-        self._begin(list(growing.values()))
-        level = [(growth, growth.frontier()) for growth in growing.values()]
+        level = [(growth, growth.frontier()) for growth in self._begin(list(growing.values()))]
         while level := [(growth, nodes) for growth, nodes in level if nodes]:
-            self._grow(level)
-            level = [(growth, growth.frontier()) for growth, _ in level]
+            level = [(growth, growth.frontier()) for growth in self._grow(level)]
         for place, growth in growing.items():
             tree = self._bridge.tree(growth.found, growth.view, growth.state.reading, self.name)
             dropping = growth.view.dropping
@@ -251,50 +246,51 @@ class DraftModelDrafter:
         deepest = min(budget, _LEVELS) if isinstance(self._tree, int) and self._tree > 1 else budget
         return min(deepest, room) if state.reading.ready and state.reading.ids else 0
 
-    def _has_room(self, growth: _Growth) -> bool:
-        """Take in all but the last piece of a text, and map what drafting takes. Who finds no pages is decoded without
-        drafts, and leaves what it had to the others."""
-        state = growth.state
-        try:
-            self._catch_up(state)
-            state.reserve(len(state.reading.ids) + growth.most)
-        except ResourceError:
-            state.forget()
-            return False
-        return True
-
-    def _begin(self, growing: Sequence[_Growth]) -> None:
-        """Take in what was committed since, and draft the first level."""
-        if not growing:
-            return
+    def _begin(self, growing: Sequence[_Growth]) -> list[_Growth]:
+        """Take in what was committed since, and draft the first level; returns those for which there is room."""
+        begun = with_room(growing, lambda growth: self._catch_up(growth.state), lambda growth: growth.state.forget())
         rows = Rows()
-        for growth in growing:
-            state = growth.state
+        for state in (growth.state for growth in begun):
             rows.piece(state.reading.ids[state.filled :], state.filled, state.tables, 1)
-        logits = self._model.forward(rows.batch(), self._slabs).logits
-        for place, growth in enumerate(growing):
-            growth.state.filled = len(growth.state.reading.ids)
-            growth.expand(0, logits[place], self._bridge)
+        if begun:
+            logits = self._model.forward(rows.batch(), self._slabs).logits
+            for growth, row in zip(begun, logits.unbind(), strict=True):
+                growth.state.filled = len(growth.state.reading.ids)
+                growth.expand(0, row, self._bridge)
+        return begun
 
     def _catch_up(self, state: _State) -> None:
-        """Take in the pieces of a long text, but for the last."""
+        """Take in the pieces of a long text, but for the last, for which pages are reserved.
+
+        Raises:
+            ResourceError: too few pages are free, which as a rule turns out before any piece is taken in.
+        """
         ids = state.reading.ids
+        for table in state.tables:
+            if table.pool.group.window is None:
+                table.reserve(len(ids))
         while len(ids) - state.filled > _PIECE:
             rows, end = Rows(), state.filled + _PIECE
             state.reserve(end)
             rows.piece(ids[state.filled : end], state.filled, state.tables, 0)
             self._model.forward(rows.batch(), self._slabs)
             state.filled = end
+        state.reserve(len(ids))
 
-    def _grow(self, level: Sequence[tuple[_Growth, Sequence[int]]]) -> None:
-        """Expand nodes of every tree, in one pass."""
+    def _grow(self, level: Sequence[tuple[_Growth, Sequence[int]]]) -> list[_Growth]:
+        """Expand nodes of every tree, in one pass; returns the trees that may go on. One without room is done."""
         rows = Rows()
+        grown: list[tuple[_Growth, Sequence[int]]] = []
         for growth, nodes in level:
-            growth.add_rows(rows, nodes, self._bridge)
-        logits = iter(self._model.forward(rows.batch(), self._slabs).logits.unbind())
-        for growth, nodes in level:
-            for node in nodes:
-                growth.expand(node, next(logits), self._bridge)
+            with suppress(ResourceError):
+                growth.add_rows(rows, nodes, self._bridge)
+                grown.append((growth, nodes))
+        if grown:
+            logits = iter(self._model.forward(rows.batch(), self._slabs).logits.unbind())
+            for growth, nodes in grown:
+                for node in nodes:
+                    growth.expand(node, next(logits), self._bridge)
+        return [growth for growth, _ in grown]
 
 
 def _make(speculation: Speculation, around: Surroundings) -> DraftModelDrafter:
