@@ -13,7 +13,8 @@ import pytest
 from hypothesis import settings
 
 from paceline import LLM
-from paceline.bench.environment import code, commit, machine
+from paceline.bench.environment import code, commit
+from paceline.machine import machine
 
 # The same examples in every run: what one machine passes another passes too.
 settings.register_profile("fixed", derandomize=True, database=None)

@@ -158,7 +158,7 @@ def test_what_was_learned_is_forgotten_before_every_cell(tiny_llm: LLM, monkeypa
 
     def note() -> None:
         forget()
-        pacers.append(tiny_llm.engine.pacer.rows)
+        pacers.append(tiny_llm.engine.pacer.cost)
 
     monkeypatch.setattr(tiny_llm, "forget", note)
     runner = Runner(None, ENVIRONMENT, {}, lambda line: None)

@@ -154,7 +154,7 @@ def test_what_was_cut_before_verification_is_judged_by_what_followed() -> None:
         tree = pacer.weigh(0, chain([0.5, 0.5]))
         cut = tree.best(1, Dropping())
         assert len(cut) == 1
-        pacer.learn_outcome(0, [RIGHT], 0)
+        pacer.learn_outcome(0, [RIGHT])
     assert pacer.weigh(0, chain([0.5, 0.5])).survival[1] > 0.9
     shared = Calibration()
     judge = Judge(shared)
@@ -204,7 +204,7 @@ def test_a_tree_is_judged_once_and_only_what_was_drafted_is_counted() -> None:
 def _told(pacer: Pacer, sequence: int, truth: int, times: int = 200) -> None:
     for _ in range(times):
         pacer.weigh(sequence, chain([0.5]))
-        pacer.learn_outcome(sequence, [truth], 1)
+        pacer.learn_outcome(sequence, [truth])
 
 
 def _asked(pacer: Pacer, sequence: int, salt: str | None) -> float:
@@ -237,11 +237,11 @@ def test_memory_is_bounded_by_the_keys_that_were_used_last() -> None:
         pacer.start(sequence, f"salt {sequence}")
         claims = [dice.random() for _ in range(3)]
         pacer.weigh(sequence, chain(claims, f"origin {sequence % 5}"))
-        pacer.learn_outcome(sequence, [RIGHT, WRONG], 2)
+        pacer.learn_outcome(sequence, [RIGHT, WRONG])
         pacer.release(sequence)
         if sequence % 50 == 0:
             assert _asked(pacer, -1, "kept") > 0.9  # a key in use is remembered
-    assert len(pacer._calibrations) <= 64
+    assert len(pacer._lessons) <= 64
     assert list(pacer._states) == [10**6]
 
 
@@ -251,10 +251,10 @@ def test_what_is_remembered_of_one_key_does_not_grow_with_its_sequences() -> Non
         pacer.start(sequence)
         depth = dice.randrange(1, 9)
         pacer.weigh(sequence, chain([dice.random() for _ in range(depth)], "ab"[sequence % 2]))
-        pacer.learn_outcome(sequence, [RIGHT] * depth, depth)
+        pacer.learn_outcome(sequence, [RIGHT] * depth)
         pacer.release(sequence)
-    (shared,) = pacer._calibrations.values()
-    assert len(shared.cells) <= 2 * 4 * 25  # origins, depths, steps of the odds
+    (shared,) = pacer._lessons.values()
+    assert len(shared.calibration.cells) <= 2 * 4 * 27  # origins, depths, steps of the odds
     assert not pacer._states
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cost import Load, Price
 from paceline.options import Speculation
-from paceline.pacer import Pacer, Wish
+from paceline.pacer import Draft, Pacer
 from paceline.targets.toy import ToyTarget
 from paceline.tree import Drawn, Dropping, TokenTree
 from tests.toys import VOCAB, Clock, Timed, ToyRun, TreeDrafter, path_rule, trials
@@ -28,7 +29,7 @@ def measured(cost: Callable[[int], float], sequences: int = 1) -> Pacer:
     pacer = Pacer()
     for rows in range(1, 200):
         for _ in range(4):
-            pacer.learn_step(rows, cost(rows))
+            pacer.learn_step(Load(rows), cost(rows))
     for sequence in range(sequences):
         pacer.start(sequence)
     return pacer
@@ -46,7 +47,14 @@ def chain(chances: Seq[float], root: int = 0) -> TokenTree:
 
 def kept(pacer: Pacer, *proposed: TokenTree, beside: int = 0) -> list[int]:
     """How many drafts stay of each tree."""
-    return [len(tree) - 1 for tree in pacer.select(list(enumerate(proposed)), beside, Dropping())]
+    return [len(tree) - 1 for tree in chosen(pacer, proposed, beside)]
+
+
+def chosen(pacer: Pacer, proposed: Seq[TokenTree], beside: int = 0) -> list[TokenTree]:
+    """The parts of trees that are kept, in a step that has ``beside`` rows more."""
+    drafts = [Draft(sequence, 63, tree) for sequence, tree in enumerate(proposed)]
+    sequences = len(proposed) + beside
+    return pacer.select(drafts, Load(sequences, sequences), Dropping())
 
 
 @st.composite
@@ -80,11 +88,10 @@ def test_what_is_kept_is_a_part_of_what_is_given(
     for sequence in range(len(proposed)):
         pacer.start(sequence)
     for rows, seconds in steps:
-        pacer.learn_step(rows, seconds)
+        pacer.learn_step(Load(rows), seconds)
     before = [paths(tree) for tree in proposed]
     for _ in range(times):
-        chosen = pacer.select(list(enumerate(proposed)), beside, Dropping())
-        for tree, given_, known in zip(chosen, proposed, before, strict=True):
+        for tree, given_, known in zip(chosen(pacer, proposed, beside), proposed, before, strict=True):
             tree.check(10)
             assert paths(given_) == known
             mine = paths(tree)
@@ -146,29 +153,33 @@ def test_one_row_more_is_tried_now_and_then_and_where_its_cost_is_unknown() -> N
     unknown = Pacer()
     unknown.start(0)
     for _ in range(5):
-        unknown.learn_step(1, 1.0)
-        unknown.learn_step(3, 3.0)
+        unknown.learn_step(Load(1), 1.0)
+        unknown.learn_step(Load(3), 3.0)
     assert kept(unknown, chain([0.5])) == [1]
     assert kept(unknown, chain([0.1])) == [0]  # hardly right: its cost does not matter
     for _ in range(2):
-        unknown.learn_step(2, 2.0)
+        unknown.learn_step(Load(2), 2.0)
     assert kept(unknown, chain([0.5])) == [0]
 
 
 def test_a_lookup_is_asked_for_more_than_was_worth_it_of_late() -> None:
     pacer = measured(lambda rows: 1.0)
-    wish = Wish(0, "x", 63, "lookup")
-    assert pacer.budgets([wish]) == [8]
+    lookup = Price("x", "lookup")
+
+    def budgets(ceiling: int = 63) -> list[int]:
+        return pacer.budgets(lookup, [Draft(0, ceiling, TokenTree.root(0))], Load(1))
+
+    assert budgets() == [8]
     for length in (8, 24, 56):
         assert kept(pacer, chain([0.99] * length)) == [length]
-        assert pacer.budgets([wish]) == [min(63, 8 + 2 * length)]
+        assert budgets() == [min(63, 8 + 2 * length)]
     kept(pacer, chain([0.9]))
-    assert pacer.budgets([wish])[0] > 40  # one short step says little
+    assert budgets()[0] > 40  # one short step says little
     for _ in range(60):
         kept(pacer, chain([0.9]))
-    assert pacer.budgets([wish])[0] <= 10
-    assert pacer.budgets([Wish(0, "x", 3, "lookup")]) == [3]
-    assert pacer.budgets([Wish(0, "x", 0, "lookup")]) == [0]
+    assert budgets()[0] <= 10
+    assert budgets(3) == [3]
+    assert budgets(0) == [0]
 
 
 @pytest.mark.parametrize("cost", ["jump", "flat", "each"])

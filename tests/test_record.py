@@ -54,7 +54,8 @@ def test_the_keys_are_the_ones_promised() -> None:
     shown = SpeculationRecord("none", 7, "bits", origins=[]).as_dict()
     promised = {
         *("method", "steps", "drafted", "accepted", "accepted_by_position", "mean_accepted_length"),
-        *("seconds", "lossless", "disabled_reason", "cached_tokens", "preemptions", "seed", "origins"),
+        *("seconds", "lossless", "disabled_reason", "cached_tokens", "preemptions", "collapsed", "drafters"),
+        *("seed", "origins"),
     }
     assert set(shown) == promised
     assert set(shown["seconds"]) == {"draft", "verify", "sample", "other"}
@@ -241,7 +242,7 @@ def test_nothing_drafted_is_said_with_its_reason() -> None:
         None,
     ]
     costly = ToyRun(RULE)
-    costly.engine.pacer.learn_draft("scripted", 1, 1, 1e6)
+    costly.engine.pacer.prices.of(silent).learn(1, 1, 1e6)
     rested = costly.add(PROMPT, silent, max_tokens=6, speculation={"adaptive": True})
     costly.finish(rested)
     assert rested.record.as_dict()["disabled_reason"] == "it does not pay"

@@ -3,27 +3,32 @@
 Every draft can be judged, verified or not: once it is known which token followed, a node whose ancestors were all
 right was right or wrong. So nothing has to be tried for the sake of knowing; only drafts at greater depths wait for
 their ancestors to come true.
+
+What a claim is worth is learned over all sequences. How far a drafter is to be trusted now, in one sequence and in all
+of them together, is learned apart: that changes soon.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from bisect import bisect_right
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from paceline.rate import Rate
+from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.tree import TokenTree
-
 _CELL_PRIOR = 4.0  # so many judgements the drafter's own estimate counts for
 _CELL_FORGET = 0.998
-_TRUST_PRIOR = 3.0  # so many judgements the belief that a sequence is like the others counts for
-_TRUST_FORGET = 0.95  # a step's judgements count half after 14 more steps
-_STEPS = 2.0  # cells for each doubling of the odds
-_END = 12
+_TRUST_PRIOR = 12.0  # so many judgements the belief that a sequence is like the others counts for
+_STEP_FORGET = 0.9  # what a step's judgements of all sequences are worth after the next step
+_EXPECTED_FORGET = 0.9
 _DEEP = 4  # depths from here on share their cells
 _LEAST, _MOST = 0.002, 0.995
+# Claims are told apart where their odds differ by a factor of 1.4; those of 0 and of 1 are by themselves.
+_STEPS = (1e-300, *(1 / (1 + 2 ** (step / 4)) for step in range(23, -24, -2)), 1.0)
 
 _Key = tuple[str, int, int]
 """The cell of a draft: whose it is, how deep, and how likely its drafter thinks it."""
@@ -45,68 +50,86 @@ class _Cell:
 
 
 @dataclass(slots=True)
-class _Trust:
-    """How many of a drafter's drafts were right in one sequence, against what the cells expect."""
+class Trust:
+    """How often one of a drafter's drafts for a place was right, against what was expected."""
 
-    judged: float = 0.0
-    right: float = 0.0
-    expected: float = 0.0
+    rate: Rate
+    expected: float | None = None
+    factor: float = 1.0
 
-    def fade(self) -> None:
-        self.judged *= _TRUST_FORGET
-        self.right *= _TRUST_FORGET
-        self.expected *= _TRUST_FORGET
-
-    def learn(self, right: bool, expected: float) -> None:
-        self.judged += 1
-        self.right += right
-        self.expected += expected
-
-    @property
-    def shift(self) -> float:
-        """By how much the log-odds of the sequence's drafts are above those that the cells give them."""
-        if not self.judged:
-            return 0.0
-        expected = _bounded(self.expected / self.judged)
-        own = _bounded((self.right + _TRUST_PRIOR * expected) / (self.judged + _TRUST_PRIOR))
-        return _log_odds(own) - _log_odds(expected)
+    def learn(self, right: float, expected: float, judged: float = 1.0) -> None:
+        """Of so many places, so many were right where ``expected`` were expected to be."""
+        mean = expected / judged
+        self.rate.learn(right, judged, mean)
+        self.expected = mean if self.expected is None else mean + _EXPECTED_FORGET * (self.expected - mean)
+        before = _bounded(self.expected)
+        own = _bounded(self.rate.value(before))
+        self.factor = own / (1 - own) * (1 - before) / before
 
 
 @dataclass(slots=True)
 class Calibration:
-    """Estimates shared by all sequences that may learn from each other."""
+    """Estimates shared by all sequences that may learn from each other.
+
+    Attributes:
+        cells: what claims are worth.
+        trust: how far each drafter is to be trusted now.
+        open: for each drafter the judgements of this step: places, right ones, expected ones.
+    """
 
     cells: dict[_Key, _Cell] = field(default_factory=dict)
+    trust: dict[str, Trust] = field(default_factory=dict)
+    open: dict[str, list[float]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """A step is over."""
+        for origin, (judged, right, expected) in self.open.items():
+            if origin not in self.trust:
+                self.trust[origin] = Trust(Rate(_TRUST_PRIOR, _STEP_FORGET))
+            self.trust[origin].learn(right, expected, judged)
+        self.open.clear()
 
 
 class Judge:
     """One sequence's use of a calibration: it weighs what is drafted, and learns when the truth is known."""
 
     def __init__(self, shared: Calibration) -> None:
-        self._cells = shared.cells
-        self._trust: dict[str, _Trust] = {}
+        self._shared = shared
+        self._trust: dict[str, Trust] = {}
         self._drafted: TokenTree | None = None
-        self._keys: list[_Key] = []
-        self._expected: list[float] = []
+        self._keys: list[_Key] = [("target", 0, 0)]
+        self._depths = [0]
+        self._common, self._expected = [1.0], [1.0]
 
-    def weigh(self, tree: TokenTree) -> TokenTree:
-        """The tree with calibrated estimates in the place of its own; it is judged when :meth:`learn` is called."""
-        depths = tree.depths()
-        claims = [1.0, *(_share(tree.survival, tree.parents, node) for node in range(1, len(tree)))]
-        self._keys = [
-            (origin, min(depth, _DEEP), _step(claim))
-            for origin, depth, claim in zip(tree.origin, depths, claims, strict=True)
-        ]
-        self._expected = [1.0] * len(tree)
-        survival = [1.0] * len(tree)
-        shifts = {origin: trust.shift for origin, trust in self._trust.items()}
-        for node in range(1, len(tree)):
-            cell = self._cells.get(self._keys[node])
-            expected = claims[node] if cell is None else cell.chance(claims[node])
-            odds = _log_odds(_bounded(expected)) + shifts.get(tree.origin[node], 0.0)
-            self._expected[node] = expected
-            survival[node] = survival[tree.parents[node]] * _bounded(1 / (1 + math.exp(-odds)))
-        self._drafted = replace(tree, survival=survival)
+    def weigh(self, tree: TokenTree, known: int = 1) -> TokenTree:
+        """The tree with calibrated estimates in the place of its own; it is judged when :meth:`learn` is called.
+
+        The first ``known`` nodes, the root among them, are those of the tree that was weighed last.
+        """
+        keys, depths, common, expected = self._keys, self._depths, self._common, self._expected
+        for notes in (keys, depths, common, expected):
+            del notes[known:]
+        parents, claimed, origins, cells = tree.parents, tree.survival, tree.origin, self._shared.cells
+        survival = claimed[:known]
+        all_factors = {origin: trust.factor for origin, trust in self._shared.trust.items()}
+        factors = {origin: trust.factor for origin, trust in self._trust.items()}
+        for node in range(known, len(parents)):
+            parent, origin = parents[node], origins[node]
+            above = claimed[parent]
+            claim = claimed[node] / above if above > 0.0 else 0.0
+            depth = depths[parent] + 1
+            key = origin, depth if depth < _DEEP else _DEEP, bisect_right(_STEPS, claim)
+            cell = cells.get(key)
+            chance = claim if cell is None else cell.chance(claim)
+            chance = min(max(chance, _LEAST), _MOST)
+            odds = chance / (1 - chance) * all_factors.get(origin, 1.0)
+            own = odds * factors.get(origin, 1.0)
+            depths.append(depth)
+            keys.append(key)
+            common.append(chance)
+            expected.append(odds / (1 + odds))
+            survival.append(survival[parent] * min(max(own / (1 + own), _LEAST), _MOST))
+        self._drafted = TokenTree(tree.tokens, parents, survival, origins, tree.q)
         return self._drafted
 
     def learn(self, truth: Sequence[int]) -> tuple[int, bool]:
@@ -119,40 +142,40 @@ class Judge:
         self._drafted = None
         if tree is None:
             return 0, False
-        for trust in self._trust.values():
-            trust.fade()
-        families: dict[int, list[int]] = {}
-        for child in range(1, len(tree)):
-            families.setdefault(tree.parents[child], []).append(child)
         for token in truth:
-            following, children = None, families.get(node, ())
-            for child in children:
-                right = tree.tokens[child] == token
-                self._cells.setdefault(self._keys[child], _Cell()).learn(right)
-                self._trust.setdefault(tree.origin[child], _Trust()).learn(right, self._expected[child])
-                if right:
-                    following = child
+            children = [n for n in range(node + 1, len(tree)) if tree.parents[n] == node]
+            following = self._judge(tree, children, token)
             if following is None:
                 return depth, bool(children)
             node, depth = following, depth + 1
         return depth, False
 
+    def _judge(self, tree: TokenTree, children: Sequence[int], token: int) -> int | None:
+        """Learn from all drafts for one place; returns the right one."""
+        cells, following = self._shared.cells, None
+        places: dict[str, list[float]] = {}
+        for child in children:
+            hit = tree.tokens[child] == token
+            cell = cells.get(self._keys[child])
+            if cell is None:
+                cell = cells[self._keys[child]] = _Cell()
+            cell.learn(hit)
+            sums = places.setdefault(tree.origin[child], [0.0, 0.0, 0.0])
+            sums[0] += hit
+            sums[1] += self._common[child]
+            sums[2] += self._expected[child]
+            if hit:
+                following = child
+        for origin, (right, common, expected) in places.items():
+            if origin not in self._trust:
+                self._trust[origin] = Trust(Rate(_TRUST_PRIOR))
+            self._trust[origin].learn(right, min(expected, 1.0))
+            step = self._shared.open.setdefault(origin, [0.0, 0.0, 0.0])
+            step[0] += 1
+            step[1] += right
+            step[2] += min(common, 1.0)
+        return following
+
 
 def _bounded(chance: float) -> float:
     return min(max(chance, _LEAST), _MOST)
-
-
-def _log_odds(chance: float) -> float:
-    return math.log(chance / (1 - chance))
-
-
-def _share(survival: Sequence[float], parents: Sequence[int], node: int) -> float:
-    above = survival[parents[node]]
-    return survival[node] / above if above > 0 else 0.0
-
-
-def _step(claimed: float) -> int:
-    """The step of the odds that a drafter gives its draft."""
-    if not 0.0 < claimed < 1.0:
-        return _END if claimed > 0.0 else -_END
-    return min(max(round(_STEPS * math.log2(claimed / (1 - claimed))), -_END), _END)

@@ -7,20 +7,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.acceptance.rule import drafted
-from paceline.drafters import Outcome, View
+from paceline.cost import Load
+from paceline.drafters import View
 from paceline.errors import DrafterError
-from paceline.kernels import sample
+from paceline.outcomes import of_piece, of_tree
+from paceline.pacer import Draft
+from paceline.tree import MAX_NODES, Dropping, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
-    from paceline.drafters import Drafter
+    from paceline.cost import Price
+    from paceline.drafters import Drafter, Outcome
     from paceline.pacer import Pacer
-    from paceline.plan import Piece
+    from paceline.plan import Piece, Plan
     from paceline.request import Sequence
     from paceline.targets import Scores
-    from paceline.tree import TokenTree
+    from paceline.trace import Trace
     from paceline.verify import Verdict
 
 log = logging.getLogger(__name__)
@@ -41,11 +45,6 @@ def view(sequence: Sequence) -> View:
     )
 
 
-def features(sequence: Sequence) -> tuple[int, ...]:
-    """The layers whose input the sequence's drafter wants."""
-    return sequence.drafter.needs.features if sequence.drafter else ()
-
-
 class Drafting:
     """Stands between the engine and the drafters of its sequences.
 
@@ -53,15 +52,33 @@ class Drafting:
         vocab_size: ids below it may be drafted.
         pacer: learns what drafters take and give.
         clock: seconds.
+
+    Attributes:
+        trace: where steps are written down, if anywhere.
     """
 
     def __init__(self, vocab_size: int, pacer: Pacer, clock: Callable[[], float]) -> None:
         self._vocab_size = vocab_size
         self._pacer = pacer
         self._clock = clock
+        self.trace: Trace | None = None
+        self._load = Load(0)
+
+    def open(self, sequence: Sequence) -> None:
+        """A request has come."""
+        number = self._pacer.prices.of(sequence.drafter).number if sequence.drafter else -1
+        self._pacer.start(sequence.id, sequence.request.cache_salt, number)
+
+    def close(self, sequence: Sequence) -> None:
+        """A request has ended: take leave of it, and note what was learned."""
+        habits = self._pacer.release(sequence.id)
+        if habits is not None:
+            record = sequence.record
+            record.collapsed, record.fallen, record.drafters = habits.collapsed, habits.low, habits.summary()
+        self.release(sequence)
 
     def start(self, sequence: Sequence, valid: int) -> int:
-        """Introduce a sequence to its drafter, ``valid`` rows of which others have computed.
+        """Introduce a sequence that is to run to its drafter, ``valid`` rows of which others have computed.
 
         Returns:
             How many of them may be left out: all, but for a drafter that lives on features, which knows best.
@@ -98,46 +115,120 @@ class Drafting:
         return valid
 
     def release(self, sequence: Sequence) -> None:
-        """Take leave of a sequence."""
+        """Take leave of a sequence that does not run any more."""
         drafter = sequence.drafter
         if drafter is not None:
             _done(drafter, "release a sequence", lambda: drafter.release(sequence.id))
 
-    def propose(self, wishes: Iterable[tuple[Sequence, int]]) -> dict[int, TokenTree]:
-        """Trees by sequence, at most so many nodes drafted for each; none where nothing usable came."""
-        groups: dict[int, list[tuple[Sequence, int]]] = {}
-        for sequence, budget in wishes:
-            if budget:
-                sequence.record.asked += 1
-                groups.setdefault(id(sequence.drafter), []).append((sequence, budget))
-        trees: dict[int, TokenTree] = {}
-        for group in groups.values():
-            trees.update(self._ask(group))
-        return trees
+    def propose(self, plan: Plan) -> list[TokenTree]:
+        """A tree for each decoding sequence: the root alone unless drafting pays."""
+        drafts = [_draft(sequence, room) for sequence, room in plan.decodes]
+        sequences = [sequence for sequence, _ in plan.decodes]
+        free: dict[int, list[int]] = {}
+        fixed: dict[int, list[int]] = {}
+        for place, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+            if sequence.drafter is not None and draft.ceiling > 0:
+                groups = free if sequence.request.paced else fixed
+                groups.setdefault(id(sequence.drafter), []).append(place)
+        for places in fixed.values():
+            self._fixed([sequences[place] for place in places], [drafts[place] for place in places])
+        load = _load(plan, drafts)
+        for places in free.values():
+            self._paced([sequences[place] for place in places], [drafts[place] for place in places], load)
+        chosen = [draft for draft in drafts if draft.parts]
+        selected = self._pacer.select(chosen, _load(plan, drafts), Dropping()) if chosen else []
+        if self.trace is not None:
+            self.trace.chosen(chosen, selected)
+        for draft, tree in zip(chosen, selected, strict=True):
+            draft.tree = tree
+            draft.parts.clear()
+        self._load = _load(plan, drafts)
+        return [draft.tree for draft in drafts]
 
-    def _ask(self, group: Seq[tuple[Sequence, int]]) -> dict[int, TokenTree]:
-        """One drafter's trees; what cannot be verified is left out with a line in the log."""
-        drafter = group[0][0].drafter
+    def _fixed(self, sequences: Seq[Sequence], drafts: Seq[Draft]) -> None:
+        """Draft as much as is allowed. What is measured may not decide what is verified here; it is weighed for what
+        it teaches."""
+        drafter = sequences[0].drafter
         assert drafter is not None
-        started, asked = self._clock(), sum(budget for _, budget in group)
+        trees = self._ask(drafter, sequences, [draft.ceiling for draft in drafts])
+        for sequence, draft, tree in zip(sequences, drafts, trees, strict=True):
+            sequence.record.asked += 1
+            dropping = sequence.choose.dropping
+            tree = tree if dropping is None else tree.best(draft.ceiling + 1, dropping)
+            draft.tree = self._pacer.weigh(sequence.id, tree)
+
+    def _paced(self, sequences: Seq[Sequence], drafts: Seq[Draft], load: Load) -> None:
+        """Ask the members of a drafter one by one, each for what pays given what those before it said."""
+        drafter = sequences[0].drafter
+        assert drafter is not None
+        asked: set[int] = set()
+        for member in drafter.needs.members or (drafter,):
+            price = self._pacer.prices.of(member)
+            budgets = self._pacer.budgets(price, drafts, load)
+            places = [place for place, budget in enumerate(budgets) if budget and sequences[place].drafter]
+            if not places:
+                continue
+            asked.update(places)
+            trees = self._ask(member, [sequences[place] for place in places], [budgets[place] for place in places])
+            for place, tree in zip(places, trees, strict=True):
+                self._add(sequences[place], drafts[place], price, tree)
+        for place in asked:
+            sequences[place].record.asked += 1
+
+    def _add(self, sequence: Sequence, draft: Draft, price: Price, tree: TokenTree) -> None:
+        """Put a member's tree to what is there."""
+        dropping, before = sequence.choose.dropping, len(draft.tree)
+        habit = self._pacer.habits(sequence.id).of(price)
+        if dropping is None:  # nothing may be dropped, and only one drafter is asked
+            habit.pays(len(tree) - 1, 0.0)
+            draft.tree = self._pacer.weigh(sequence.id, tree)
+            return
+        if len(tree) > draft.ceiling + 1:
+            tree = tree.best(draft.ceiling + 1, dropping)
+        if before + len(tree) > MAX_NODES + 1:
+            # Who drafted what of the nodes before is lost with their places, and so is one lesson.
+            draft.tree = draft.tree.best(max(MAX_NODES + 1 - len(tree), MAX_NODES // 2), dropping)
+            draft.parts.clear()
+            before = 1
+        if before == 1 and not draft.parts and len(draft.tree) == 1:
+            draft.tree = tree
+        else:
+            draft.tree.merge(tree)
+        draft.parts.append((habit, before, len(draft.tree)))
+        draft.tree = self._pacer.weigh(sequence.id, draft.tree, before)
+
+    def _ask(self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[int]) -> list[TokenTree]:
+        """One drafter's trees; what cannot be verified is left out with a line in the log, and the root is there."""
+        whole = sequences[0].drafter
+        assert whole is not None
+        started = self._clock()
         proposed: list[TokenTree] = []
 
         def propose() -> None:
-            proposed[:] = drafter.propose([view(s) for s, _ in group], [budget for _, budget in group])
-            if len(proposed) != len(group):
-                raise DrafterError(f"{len(proposed)} token trees were proposed for {len(group)} sequences.")
+            proposed[:] = drafter.propose([view(sequence) for sequence in sequences], budgets)
+            if len(proposed) != len(sequences):
+                raise DrafterError(f"{len(proposed)} token trees were proposed for {len(sequences)} sequences.")
 
-        if not _done(drafter, "propose", propose):
+        if not _done(whole, "propose", propose):
             proposed.clear()
-            self._restart(drafter, [sequence for sequence, _ in group])
-        usable = {
-            sequence.id: tree
-            for (sequence, budget), tree in zip(group, proposed, strict=False)
-            if _done(drafter, "propose a tree that can be verified", partial(self._check, sequence, tree, budget))
-        }
-        given = sum(len(tree) - 1 for tree in usable.values())
-        self._pacer.learn_draft(drafter.name, asked, given, self._clock() - started)
-        return usable
+            self._restart(whole, sequences)
+        trees = [TokenTree.root(sequence.tokens[-1]) for sequence in sequences]
+        for place, tree in enumerate(proposed):
+            check = partial(self._check, sequences[place], tree, budgets[place])
+            if _done(whole, "propose a tree that can be verified", check):
+                trees[place] = tree
+        asked = [(sequence.id, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        self._pacer.learn_draft(self._pacer.prices.of(drafter), asked, trees, self._clock() - started)
+        return trees
+
+    def learn(self, judged: Iterable[tuple[Sequence, Verdict]], seconds: float) -> None:
+        """The step whose trees were proposed last took so long, drafting not counted, and gave these verdicts."""
+        if self.trace is not None:
+            self.trace.step(self._load, self._pacer.cost(self._load), seconds)
+        self._pacer.learn_step(self._load, seconds)
+        for sequence, verdict in judged:
+            if sequence.error is None and sequence.finish_reason is None:
+                self._pacer.learn_outcome(sequence.id, verdict.tokens)
 
     def _check(self, sequence: Sequence, tree: TokenTree, budget: int) -> None:
         """
@@ -171,11 +262,11 @@ class Drafting:
 
         for sequence, tree, verdict in trees:
             if sequence.drafter is not None:
-                tell(sequence, _of_tree(sequence, tree, verdict, scores, row))
+                tell(sequence, of_tree(sequence, tree, verdict, scores, row))
             row += len(tree)
         for piece in pieces:
             if piece.sequence.drafter is not None:
-                tell(piece.sequence, _of_piece(piece, scores, row))
+                tell(piece.sequence, of_piece(piece, scores, row))
             row += piece.rows
         for drafter, sequences, outcomes in heard.values():
             if not _done(drafter, "observe", partial(drafter.observe, outcomes)):
@@ -206,35 +297,17 @@ def _done(drafter: Drafter, what: str, call: Callable[[], None]) -> bool:
     return True
 
 
-def _of_tree(sequence: Sequence, tree: TokenTree, verdict: Verdict, scores: Scores, row: int) -> Outcome:
-    rows = [row + node for node in verdict.path]
-    return Outcome(
-        id=sequence.id,
-        start=sequence.filled - len(rows),
-        rows=[tree.tokens[node] for node in verdict.path],
-        accepted=len(rows) - 1,
-        token=verdict.tokens[-1],
-        features={layer: scores.features[layer][rows] for layer in features(sequence)},
-        scored=_scored(sequence, tree, scores, row),
-    )
+def _draft(sequence: Sequence, room: int) -> Draft:
+    """The root alone, where at most ``room`` nodes are allowed for."""
+    ceiling = min(room, sequence.request.ceiling) if sequence.drafter is not None else 0
+    return Draft(sequence.id, ceiling, TokenTree.root(sequence.tokens[-1]), sequence.filled)
 
 
-def _of_piece(piece: Piece, scores: Scores, row: int) -> Outcome:
-    sequence, end = piece.sequence, piece.start + piece.rows
-    return Outcome(
-        id=sequence.id,
-        start=piece.start,
-        rows=sequence.tokens[piece.start : end],
-        accepted=0,
-        token=sequence.tokens[end] if end < len(sequence.tokens) else None,
-        features={layer: scores.features[layer][row : row + piece.rows] for layer in features(sequence)},
-    )
-
-
-def _scored(sequence: Sequence, tree: TokenTree, scores: Scores, row: int) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Each scored row's path below the root and its best ids, where the drafter declares top-k."""
-    top = sequence.drafter.needs.top_k if sequence.drafter else 0
-    if not top:
-        return []
-    best: list[list[int]] = sample.top(scores.logits[row : row + len(tree)], top).tolist()
-    return [(tuple(tree.tokens[n] for n in tree.path(node)[1:]), best[node]) for node in range(len(tree))]
+def _load(plan: Plan, drafts: Seq[Draft]) -> Load:
+    """What a pass has to do with these trees; of those that are still to be cut the roots alone."""
+    rows = [1 if draft.parts else len(draft.tree) for draft in drafts]
+    pieces = sum(piece.rows for piece in plan.pieces)
+    read = sum(draft.context for draft in drafts) + sum(piece.start + piece.rows for piece in plan.pieces)
+    seen = sum(draft.context * nodes for draft, nodes in zip(drafts, rows, strict=True))
+    seen += sum(piece.rows * (piece.start + piece.rows // 2) for piece in plan.pieces)
+    return Load(sum(rows), len(drafts), pieces, read, seen)

@@ -12,15 +12,16 @@ from paceline.acceptance import RULES
 from paceline.batch import Rows
 from paceline.bounds import Bounds, Gate
 from paceline.choose import Chooser
-from paceline.drafting import Drafting, features
+from paceline.drafting import Drafting
 from paceline.errors import PacelineError
-from paceline.pacer import Pacer, Wish
+from paceline.outcomes import features
+from paceline.pacer import Pacer
 from paceline.prefix import Chain, PrefixIndex
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
 from paceline.scheduler import Scheduler
 from paceline.torch_threads import ONE_TORCH_THREAD
-from paceline.tree import Dropping, TokenTree
+from paceline.tree import TokenTree
 from paceline.verify import Verdict, Verifier
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Engine:
         )
         self.scheduler.add(sequence)
         try:
-            self.pacer.start(sequence.id, request.cache_salt)
+            self.drafting.open(sequence)
         except BaseException as error:
             self._fail(sequence, error)
             raise
@@ -207,7 +208,8 @@ class Engine:
                 accepted = self.clock()
                 judged = ((decode.sequence, decode.tree, verdict) for decode, verdict in done.decodes)
                 self.drafting.observe(judged, plan.pieces, scores)
-            self._pace(done, plan, proposed - started, scored - proposed, accepted - scored)
+            done.seconds = Seconds(proposed - started, scored - proposed, accepted - scored)
+            self.drafting.learn(((d.sequence, verdict) for d, verdict in done.decodes), accepted - proposed)
             self._passes.append(done)
             done.seconds.other = self.clock() - accepted
         behind = self._lag if plan else 0
@@ -224,49 +226,12 @@ class Engine:
         return [sequence for sequence, _ in late]
 
     def _propose(self, plan: Plan) -> list[_Decode]:
-        """A tree for each decoding sequence: the root alone unless drafting pays."""
-        sequences = [sequence for sequence, _ in plan.decodes]
-        ceilings = [min(room, sequence.request.ceiling) if sequence.drafter else 0 for sequence, room in plan.decodes]
-        budgets = self._budgets(sequences, ceilings, not plan.pieces)
-        trees = self.drafting.propose(zip(sequences, budgets, strict=True))
-        self._select(sequences, ceilings, trees)
-        decodes = [_Decode(s, trees.get(s.id) or TokenTree.root(s.tokens[-1])) for s in sequences]
+        """A tree for each decoding sequence."""
+        trees = self.drafting.propose(plan)
+        decodes = [_Decode(sequence, tree) for (sequence, _), tree in zip(plan.decodes, trees, strict=True)]
         for decode in decodes:
             decode.sequence.in_flight += len(decode.tree)
         return decodes
-
-    def _select(self, sequences: Seq[Sequence], ceilings: Seq[int], trees: dict[int, TokenTree]) -> None:
-        """Cut the trees to what is allowed and pays, where the rule of acceptance grants that."""
-        paced: list[tuple[int, TokenTree]] = []
-        beside = 0
-        for sequence, ceiling in zip(sequences, ceilings, strict=True):
-            tree, dropping = trees.get(sequence.id), sequence.choose.dropping
-            if tree is not None and dropping is not None and sequence.request.paced:
-                tree = self.pacer.weigh(sequence.id, tree).best(ceiling + 1, dropping)
-                paced.append((sequence.id, tree))
-            elif tree is not None:
-                # What is measured may not decide what is verified here; it is weighed for what it teaches.
-                tree = tree if dropping is None else tree.best(ceiling + 1, dropping)
-                trees[sequence.id] = self.pacer.weigh(sequence.id, tree)
-                beside += len(tree)
-            else:
-                beside += 1
-        if paced:
-            chosen = self.pacer.select(paced, beside, Dropping())
-            trees.update((number, tree) for (number, _), tree in zip(paced, chosen, strict=True))
-
-    def _budgets(self, sequences: Seq[Sequence], ceilings: Seq[int], measured: bool) -> list[int]:
-        paced: list[Wish] = []
-        beside = 0
-        for sequence, ceiling in zip(sequences, ceilings, strict=True):
-            if sequence.drafter and sequence.request.paced:
-                drafter = sequence.drafter
-                paced.append(Wish(sequence.id, drafter.name, ceiling, drafter.needs.cost))
-            else:
-                beside += 1 + ceiling
-        budgets = self.pacer.budgets(paced, beside, measured)
-        chosen = {wish.sequence: budget for wish, budget in zip(paced, budgets, strict=True)}
-        return [chosen.get(s.id, ceiling) for s, ceiling in zip(sequences, ceilings, strict=True)]
 
     def _forward(self, decodes: Seq[_Decode], pieces: Seq[Piece]) -> Scores:
         for decode in decodes:
@@ -333,15 +298,6 @@ class Engine:
             return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[-1:])
         return Verdict.nothing()
 
-    def _pace(self, done: _Pass, plan: Plan, draft: float, verify: float, sample: float) -> None:
-        done.seconds = Seconds(draft, verify, sample)
-        if not plan.pieces:
-            self.pacer.learn_step(sum(len(d.tree) for d, _ in done.decodes), verify + sample)
-        for decode, verdict in done.decodes:
-            if decode.sequence.error is not None:
-                continue
-            self.pacer.learn_outcome(decode.sequence.id, verdict.tokens, len(decode.tree) - 1)
-
     def _deliver(self, done: _Pass) -> list[Sequence]:
         """Take over what a pass committed: text, stop rules, records, all cut at one and the same token."""
         news = []
@@ -393,8 +349,7 @@ class Engine:
         sequence.text.finish()
         del sequence.tokens[sequence.delivered :]
         self.scheduler.remove(sequence)
-        self.pacer.release(sequence.id)
-        self.drafting.release(sequence)
+        self.drafting.close(sequence)
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         """End a sequence for what it, or the step, has met; it may be half ended already."""

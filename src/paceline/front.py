@@ -7,6 +7,7 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from paceline import methods
@@ -20,6 +21,8 @@ from paceline.prepare import Preparer, add_all
 from paceline.roster import DraftModels, Roster
 from paceline.settings import EngineOptions
 from paceline.targets.load import Loaded, load
+from paceline.trace import Trace
+from paceline.warm_up import recall, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +61,7 @@ class Front:
             progress: show progress bars on standard error.
             options: the fields of :class:`~paceline.settings.EngineOptions`: device, dtype, kv_dtype, threads,
                 max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, max_waiting,
-                max_wait_seconds, max_total_tokens, cache_memory.
+                max_wait_seconds, max_total_tokens, cache_memory, pacer_trace.
 
         Raises:
             ModelError: the model cannot be loaded.
@@ -102,9 +105,12 @@ class Front:
         self.roster = Roster(models, budget, self.max_model_len)
         if self.speculation.enabled:
             self.roster.drafter(self.speculation)
+        if self.options.pacer_trace is not None:
+            self.engine.drafting.trace = Trace(Path(self.options.pacer_trace))
         self.preparer = Preparer(self.loaded, self.speculation, self.options.max_num_batched_tokens)
         self.tokenizer = self.preparer.tokenizer
         self._by_hand: list[Running] = []
+        recall(self)
         self.loop = Loop(self.engine)
         weakref.finalize(self, self.loop.stop).atexit = False
 
@@ -134,6 +140,23 @@ class Front:
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """The token ids of a conversation, up to the beginning of the answer; errors as for ``chat``."""
         return self.preparer.chat_ids(messages, **template)
+
+    def calibrate(self) -> None:
+        """Measure what steps and drafts cost on this machine, unless that was done at an earlier start.
+
+        It takes some seconds, for which servers and measurements have the time before their first request. Without it
+        the costs are learned while running.
+
+        Raises:
+            RequestError: requests are still running.
+            ResourceError: the result cannot be kept.
+        """
+        with self.paused() as engine:
+            if recall(self):
+                return
+            if not engine.idle:
+                raise RequestError("costs can be measured only while no request is running.")
+            warm_up(self)
 
     @contextmanager
     def paused(self) -> Iterator[Engine]:

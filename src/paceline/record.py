@@ -53,7 +53,10 @@ class SpeculationRecord:
     were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
     counts the steps in which the drafter was asked at all, ``failed`` says that it was left out for good, ``lacking``
     which wish it drafts from, where the request does without, ``cached_tokens`` how many tokens of the prompt others
-    had computed, and ``preemptions`` counts how often the request had to give its pages to others.
+    had computed, and ``preemptions`` counts how often the request had to give its pages to others. ``collapsed`` counts
+    how often acceptance broke down, and ``fallen`` says that it has not recovered. ``drafters`` holds the pacer's
+    decisions and last estimates, by drafter: how often it was asked, the nodes that it offered and those that were
+    kept, what asking it was worth in tokens, and how likely its drafts survive up to each depth.
     """
 
     method: str
@@ -66,6 +69,9 @@ class SpeculationRecord:
     cached_tokens: int = 0
     preemptions: int = 0
     drafted: int = 0
+    collapsed: int = 0
+    fallen: bool = False
+    drafters: dict[str, dict[str, Any]] = field(default_factory=dict)
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
@@ -85,6 +91,8 @@ class SpeculationRecord:
         """Why nothing was drafted, or nothing more; None where drafting went on, or was not asked for."""
         if self.failed:
             return "the drafter failed"
+        if self.fallen:
+            return "acceptance collapsed"
         if self.method == "none" or self.drafted or not self.steps:
             return None
         if self.lacking:
@@ -130,6 +138,8 @@ class SpeculationRecord:
             "disabled_reason": self.disabled_reason,
             "cached_tokens": self.cached_tokens,
             "preemptions": self.preemptions,
+            "collapsed": self.collapsed,
+            "drafters": self.drafters,
             "seed": self.seed,
         }
         if self.origins is not None:
@@ -156,5 +166,6 @@ def add_up(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "accepted_by_position": positions,
         "mean_accepted_length": 1 + accepted / steps if steps else None,
         "seconds": {part: sum(r["seconds"][part] for r in records) for part in ("draft", "verify", "sample", "other")},
+        "collapsed": sum(r.get("collapsed", 0) for r in records),
         "disabled_reason": next((r["disabled_reason"] for r in records if r["disabled_reason"]), None),
     }

@@ -37,6 +37,7 @@ class EngineOptions:
             beyond is refused. Unless said any number.
         cache_memory: bytes for keys and values (2 GiB is 2 * 2**30 in Python, 2G as a flag); unless said what they can
             use, at most a quarter of the free memory.
+        pacer_trace: a file for what is drafted and what that takes, one line of JSON for each step.
 
     Raises:
         OptionError: a value out of range.
@@ -54,6 +55,7 @@ class EngineOptions:
     max_wait_seconds: float | None = None
     max_total_tokens: int | None = None
     cache_memory: int | None = None
+    pacer_trace: str | None = None
 
     @property
     def bounds(self) -> Bounds:

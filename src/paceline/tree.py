@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import DrafterError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Row = NDArray[Any]
@@ -131,7 +133,12 @@ class TokenTree:
         if len(self) <= nodes:
             return self
         ranked = sorted(range(len(self)), key=lambda node: (-self.survival[node], node))
-        kept = sorted(ranked[:nodes])
+        return self.part(sorted(ranked[:nodes]), by)
+
+    def part(self, kept: list[int], by: Dropping) -> TokenTree:
+        """The nodes ``kept``, which ascend; with each of them its parent is kept."""
+        if len(kept) == len(self):
+            return self
         place = {node: i for i, node in enumerate(kept)}
         return TokenTree(
             [self.tokens[n] for n in kept],
@@ -139,6 +146,39 @@ class TokenTree:
             [self.survival[n] for n in kept],
             [self.origin[n] for n in kept],
         )
+
+    def merge(self, other: TokenTree) -> None:
+        """Add what another tree has beside this one, as long as there is room: common prefixes are one.
+
+        Of a node that both have the estimate stays; what is added below it keeps its chance after its parent.
+        """
+        known = {(parent, token): n for n, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
+        place = {0: 0}
+        for node in range(1, len(other)):
+            above = other.parents[node]
+            parent = place.get(above)
+            if parent is None:
+                continue
+            same = known.get((parent, other.tokens[node]))
+            if same is None and len(self) < MAX_NODES:
+                whole = other.survival[above]
+                chance = other.survival[node] / whole if whole > 0.0 else 0.0
+                same = self.add(parent, other.tokens[node], self.survival[parent] * chance, other.origin[node])
+                known[parent, other.tokens[node]] = same
+            if same is not None:
+                place[node] = same
+
+    def follow(self, tokens: Sequence[int]) -> tuple[int, bool]:
+        """How many of the tokens behind the root are drafted in a row, and whether other tokens are in the next's
+        place."""
+        node, right = 0, 0
+        for token in tokens:
+            children = [n for n in range(node + 1, len(self)) if self.parents[n] == node]
+            node = next((n for n in children if self.tokens[n] == token), 0)
+            if not node:
+                return right, bool(children)
+            right += 1
+        return right, False
 
     def check(self, vocab_size: int) -> None:
         """Raise unless the tree, cut to :data:`MAX_NODES` nodes, is one that can be verified.

@@ -15,6 +15,7 @@ import psutil
 
 import paceline
 from paceline.kernels import describe
+from paceline.machine import machine
 from paceline.targets.resources import physical_cores
 
 if TYPE_CHECKING:
@@ -59,21 +60,6 @@ def _options(llm: LLM) -> dict[str, Any]:
         "max_model_len": llm.max_model_len,
         "max_num_seqs": llm.options.max_num_seqs,
     }
-
-
-def machine() -> str:
-    """The processor's name and how many of its cores the process may use."""
-    return f"{processor()} x {physical_cores()}"
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not on every system
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def installed(package: str) -> str:

@@ -7,12 +7,13 @@ from typing import Any
 
 import psutil
 
-from paceline.bench.environment import installed, processor
+from paceline.bench.environment import installed
 from paceline.cli.flags import verb
 from paceline.cli.model import AsJson
 from paceline.cli.output import plain_warnings, print_json
 from paceline.folders import cache_folder
 from paceline.kernels import describe
+from paceline.machine import processor
 from paceline.targets.resources import physical_cores
 
 LIBRARIES = ("torch", "tokenizers", "safetensors", "gguf", "huggingface-hub", "numpy", "jinja2", "typer")

@@ -33,12 +33,15 @@ class Needs:
             itself asks for what the final norm reads.
         top_k: how many of the best target tokens are wanted for every scored row, 0 for none.
         cost: what drafting costs: a pass of a model for each level of a tree or for a whole block, or next to nothing.
+        members: drafters that are asked in this order, each for what pays given what those before it said; their trees
+            are merged. Without any the drafter itself is asked.
         wish: what of a request it drafts from, and cannot do without.
     """
 
     features: tuple[int, ...] = ()
     top_k: int = 0
     cost: Cost = "level"
+    members: tuple[Drafter, ...] = ()
     wish: Literal["prediction", "constraint"] | None = None
 
 

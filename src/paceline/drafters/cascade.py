@@ -28,8 +28,7 @@ _LEAST = MAX_NODES // 2  # nodes that lookups keep beside a learned drafter's, w
 class CascadeDrafter:
     """Trees merged from those of its members by common prefixes.
 
-    A member sees every sequence from its start and hears of every pass, whether or not it was asked. The drafts that
-    the budget has no room for are the least likely ones, by the estimates of their drafters.
+    A member sees every sequence from its start and hears of every pass, whether or not it was asked.
     """
 
     name = "cascade"
@@ -43,6 +42,7 @@ class CascadeDrafter:
             features=tuple(sorted({layer for member in self._members for layer in member.needs.features})),
             top_k=max((member.needs.top_k for member in self._members), default=0),
             cost="lookup" if learned is None else learned.needs.cost,
+            members=tuple(self._members),
         )
 
     def start(self, view: View, valid: int) -> None:
@@ -71,6 +71,7 @@ class CascadeDrafter:
             member.observe([_for(member, outcome) for outcome in outcomes])
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
+        """Where nobody paces its members, the learned one is asked where the others have little to say."""
         trees = [TokenTree.root(view.tokens[-1]) for view in views]
         for member in self._lookups:
             _merge(trees, member.propose(views, budgets))
@@ -103,21 +104,8 @@ def _next(tree: TokenTree) -> float:
 
 
 def _merge(trees: Sequence[TokenTree], others: Sequence[TokenTree]) -> None:
-    """Add to each tree what another has beside it, as long as there is room."""
     for tree, other in zip(trees, others, strict=True):
-        known = {(tree.parents[node], tree.tokens[node]): node for node in range(1, len(tree))}
-        place = {0: 0}
-        for node in range(1, len(other)):
-            parent = place.get(other.parents[node])
-            if parent is None:
-                continue
-            same = known.get((parent, other.tokens[node]))
-            if same is None and len(tree) < MAX_NODES:
-                survival = min(other.survival[node], tree.survival[parent])
-                same = tree.add(parent, other.tokens[node], survival, other.origin[node])
-                known[parent, other.tokens[node]] = same
-            if same is not None:
-                place[node] = same
+        tree.merge(other)
 
 
 def _make(speculation: Speculation, around: Surroundings) -> CascadeDrafter:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.pacer import Pacer, Wish
-from paceline.tree import Dropping
+from paceline.cost import Load, Price, Prices
+from paceline.pacer import Draft, Pacer
+from paceline.tree import Dropping, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.drafters import Cost
-    from paceline.tree import TokenTree
 
 
 class Paced:
@@ -20,15 +20,13 @@ class Paced:
     Args:
         name: the drafter's.
         cost: what drafting with it costs.
-        believed: seconds of a step by rows.
+        believed: steps as they were measured beforehand, in seconds.
     """
 
-    def __init__(self, name: str, cost: Cost, believed: Mapping[int, float]) -> None:
-        self._name, self._cost = name, cost
-        self._pacer = Pacer()
-        for rows, seconds in believed.items():
-            self._pacer.rows.learn(rows, seconds)
-        self._verified: dict[int, int] = {}
+    def __init__(self, name: str, cost: Cost, believed: Sequence[tuple[Load, float]]) -> None:
+        self._price = Price(name, cost)
+        self._pacer = Pacer(Prices.fit(believed))
+        self._drafts: list[Draft] = []
 
     def start(self, sequence: int) -> None:
         """A request comes."""
@@ -40,24 +38,36 @@ class Paced:
 
     def budgets(self, sequences: Sequence[int], ceilings: Sequence[int], contexts: Sequence[int]) -> list[int]:
         """How many drafts to ask for, for each sequence."""
-        wishes = [Wish(s, self._name, most, self._cost) for s, most in zip(sequences, ceilings, strict=True)]
-        self._verified = dict.fromkeys(sequences, 0)
-        return self._pacer.budgets(wishes)
+        self._drafts = [
+            Draft(sequence, most, TokenTree.root(0), context)
+            for sequence, most, context in zip(sequences, ceilings, contexts, strict=True)
+        ]
+        return self._pacer.budgets(self._price, self._drafts, self._load())
 
     def select(self, trees: Mapping[int, TokenTree], budgets: Sequence[int], seconds: float) -> dict[int, TokenTree]:
         """What is verified of trees that were drafted, for these budgets, in so many seconds."""
-        asked, given = sum(budgets), sum(len(tree) - 1 for tree in trees.values())
-        if not asked:
+        drafts = [draft for draft in self._drafts if draft.sequence in trees]
+        if not drafts:
             return {}
-        self._pacer.learn_draft(self._name, asked, given, seconds)
-        weighed = [(sequence, self._pacer.weigh(sequence, tree)) for sequence, tree in trees.items()]
-        chosen = self._pacer.select(weighed, len(self._verified) - len(trees), Dropping()) if weighed else []
-        kept = dict(zip(trees, chosen, strict=True))
-        self._verified.update((sequence, len(tree) - 1) for sequence, tree in kept.items())
-        return kept
+        asked = [(d.sequence, budget) for d, budget in zip(self._drafts, budgets, strict=True) if d.sequence in trees]
+        self._pacer.learn_draft(self._price, asked, [trees[draft.sequence] for draft in drafts], seconds)
+        for draft in drafts:
+            tree = trees[draft.sequence]
+            draft.tree = self._pacer.weigh(draft.sequence, tree)
+            draft.parts.append((self._pacer.habits(draft.sequence).of(self._price), 1, len(tree)))
+        for draft, tree in zip(drafts, self._pacer.select(drafts, self._load(), Dropping()), strict=True):
+            draft.tree = tree
+            draft.parts.clear()
+        return {draft.sequence: draft.tree for draft in drafts}
 
     def learn(self, seconds: float, truth: Mapping[int, Sequence[int]]) -> None:
         """The step took so long, and these tokens came of it."""
-        self._pacer.learn_step(len(self._verified) + sum(self._verified.values()), seconds)
+        self._pacer.learn_step(self._load(), seconds)
         for sequence, tokens in truth.items():
-            self._pacer.learn_outcome(sequence, tokens, self._verified[sequence])
+            self._pacer.learn_outcome(sequence, tokens)
+
+    def _load(self) -> Load:
+        rows = [1 if draft.parts else len(draft.tree) for draft in self._drafts]
+        read = sum(draft.context for draft in self._drafts)
+        seen = sum(draft.context * nodes for draft, nodes in zip(self._drafts, rows, strict=True))
+        return Load(sum(rows), len(self._drafts), 0, read, seen)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.cost import Load
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -17,15 +19,25 @@ ERROR = 0.15
 ROWS = (*range(1, 65), *(64 << doubling for doubling in range(1, 7)))
 """1 to 64, then doublings."""
 
-_SHORT = 256
+_SHORT, _LONG = 256, 8192
+_SEQUENCES = (2, 4, 8, 16, 32)
 
 
-def table(server: Server, rng: np.random.Generator, error: float = ERROR) -> dict[int, float]:
-    """Seconds by rows as they would be measured on a server with little context.
+def table(server: Server, rng: np.random.Generator, error: float = ERROR) -> list[tuple[Load, float]]:
+    """Steps as they would be measured on a server: of one sequence with little context and with much, and of several.
 
     All entries are wrong together, few rows otherwise than many, and each by itself; the worst by ``error``.
     """
-    return dict(zip(ROWS, (server.step(np.array(ROWS), 1, _SHORT) * _wrong(rng, error)).tolist(), strict=True))
+    rows, wrong = np.array(ROWS), _wrong(rng, error)
+    cells: list[tuple[Load, float]] = []
+    for context in (_SHORT, _LONG):
+        seconds = (server.step(rows, 1, context) * wrong).tolist()
+        cells += [(Load(n, 1, 0, context, n * context), s) for n, s in zip(ROWS, seconds, strict=True)]
+    for count in _SEQUENCES:
+        read = count * _SHORT
+        second = float(server.step(count, count, read)) * float(wrong[count - 1])
+        cells.append((Load(count, count, 0, read, read), second))
+    return cells
 
 
 def _wrong(rng: np.random.Generator, error: float) -> NDArray[np.float64]:
