@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from paceline.acceptance import RULES
 from paceline.batch import Rows
+from paceline.bounds import Bounds, Gate
 from paceline.choose import Chooser
 from paceline.drafting import Drafting
 from paceline.errors import PacelineError
 from paceline.outcomes import features
 from paceline.pacer import Pacer
+from paceline.prefix import Chain, PrefixIndex
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
 from paceline.scheduler import Scheduler
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
 
     from paceline.drafters import Drafter
     from paceline.pages import PagePool
+    from paceline.plan import Piece, Plan
     from paceline.request import Request
     from paceline.sampling import LogitRules
-    from paceline.scheduler import Piece, Plan
     from paceline.targets import Scores, Target
     from paceline.text import Detokenizer
 
@@ -64,6 +66,9 @@ class Engine:
         max_num_seqs: how many sequences run at once; the others wait.
         max_batch_tokens: how many rows of prompts and roots one pass takes.
         max_model_len: the longest sequence in tokens.
+        model: what tells this model, its weights and formats from any other; pages are shared within it alone.
+        prefix_caching: whether requests that begin alike share what is computed for the beginning.
+        bounds: over which requests are refused.
         pacer: decides how far to draft.
         lag: how many passes the host runs behind; the tokens are the same for any.
         clock: seconds, for the pacer and the records.
@@ -77,6 +82,9 @@ class Engine:
         max_num_seqs: int,
         max_batch_tokens: int,
         max_model_len: int,
+        model: str = "",
+        prefix_caching: bool = True,
+        bounds: Bounds | None = None,
         pacer: Pacer | None = None,
         lag: int = 0,
         clock: Callable[[], float] = time.perf_counter,
@@ -86,7 +94,17 @@ class Engine:
         self.pacer = pacer or Pacer()
         self.verifier = Verifier()
         self.drafting = Drafting(target.vocab_size, self.pacer, clock)
-        self.scheduler = Scheduler(pools, self.drafting, max_num_seqs, max_batch_tokens, max_model_len, lag)
+        self.scheduler = Scheduler(
+            pools,
+            self.drafting,
+            max_num_seqs,
+            max_batch_tokens,
+            max_model_len,
+            lag,
+            PrefixIndex(pools) if prefix_caching else None,
+            Gate(bounds or Bounds(), max_num_seqs, clock),
+        )
+        self._model = model
         self.clock = clock
         self._lag = lag
         self._slabs = [pool.slab for pool in self.pools]
@@ -95,11 +113,19 @@ class Engine:
         self._left: list[tuple[Sequence, str]] = []
         self._ids = count()
 
-    def add(self, request: Request, rules: LogitRules, text: Detokenizer, drafter: Drafter | None = None) -> Sequence:
-        """Queue a request.
+    def add(
+        self,
+        request: Request,
+        rules: LogitRules,
+        text: Detokenizer,
+        drafter: Drafter | None = None,
+        leader: Sequence | None = None,
+    ) -> Sequence:
+        """Queue a request; ``leader`` is another one for the same prompt, which is computed once for both.
 
         Raises:
             ResourceError: the whole cache is too small for it.
+            OverloadedError: too much is there already.
         """
         tokens = list(request.prompt)
         rule = RULES.get(request.rule)
@@ -117,6 +143,8 @@ class Engine:
                 lacking=wish if wish and not getattr(request, wish) else None,
             ),
             drafter=drafter,
+            chain=Chain.of(tokens, self._model, request.cache_salt),
+            leader=leader if request.sampling.prompt_logprobs is None else None,
             tokens=tokens,
             delivered=len(tokens),
         )
@@ -134,6 +162,11 @@ class Engine:
             self._left.append((sequence, reason))
         elif sequence.finish_reason is None:
             self._finish(sequence, reason)
+
+    def forget(self) -> None:
+        """Forget what was measured, and computed of earlier requests that later ones could share."""
+        self.pacer.forget()
+        self.scheduler.forget()
 
     @property
     def idle(self) -> bool:
@@ -163,6 +196,7 @@ class Engine:
     def _step(self) -> list[Sequence]:
         started = self.clock()
         plan = self.scheduler.plan()
+        news = {sequence.id: sequence for sequence in self._turn_away()}
         if plan:
             with ONE_TORCH_THREAD:
                 decodes = self._propose(plan)
@@ -181,11 +215,17 @@ class Engine:
             self._passes.append(done)
             done.seconds.other = self.clock() - observed
         behind = self._lag if plan else 0
-        news: dict[int, Sequence] = {}
         while len(self._passes) > behind:
             for sequence in self._deliver(self._passes.popleft()):
                 news[sequence.id] = sequence
         return list(news.values())
+
+    def _turn_away(self) -> list[Sequence]:
+        """End those that have waited too long, and for whom there was no room now either."""
+        late = self.scheduler.gate.late()
+        for sequence, error in late:
+            self._fail(sequence, error)
+        return [sequence for sequence, _ in late]
 
     def _propose(self, plan: Plan) -> list[_Decode]:
         """A tree for each decoding sequence."""
