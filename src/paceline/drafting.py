@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ def view(sequence: Sequence) -> View:
         prompt_length=sequence.prompt_length,
         prediction=request.prediction,
         constraint=request.constraint,
+        delivered=sequence.delivered,
     )
 
 
@@ -75,6 +77,9 @@ class Drafting:
         if habits is not None:
             record = sequence.record
             record.collapsed, record.fallen, record.drafters = habits.collapsed, habits.low, habits.summary()
+        drafter = sequence.drafter
+        if drafter is not None and drafter.needs.ended is not None:
+            _done(drafter, "learn from an answer", partial(drafter.needs.ended, view(sequence)))
         self.release(sequence)
 
     def start(self, sequence: Sequence, valid: int) -> int:
@@ -227,7 +232,7 @@ class Drafting:
             self.trace.step(self._load, self._pacer.cost(self._load), seconds)
         self._pacer.learn_step(self._load, seconds)
         for sequence, verdict in judged:
-            if sequence.error is None and sequence.finish_reason is None:
+            if verdict.error is None and sequence.finish_reason is None:
                 self._pacer.learn_outcome(sequence.id, verdict.tokens)
 
     def _check(self, sequence: Sequence, tree: TokenTree, budget: int) -> None:
@@ -258,10 +263,10 @@ class Drafting:
             assert drafter is not None
             _, sequences, outcomes = heard.setdefault(id(drafter), (drafter, [], []))
             sequences.append(sequence)
-            outcomes.append(outcome)
+            outcomes.append(replace(outcome, delivered=sequence.delivered))
 
         for sequence, tree, verdict in trees:
-            if sequence.drafter is not None:
+            if sequence.drafter is not None and verdict.error is None:
                 tell(sequence, of_tree(sequence, tree, verdict, scores, row))
             row += len(tree)
         for piece in pieces:

@@ -208,10 +208,12 @@ class Engine:
                 accepted = self.clock()
                 judged = ((decode.sequence, decode.tree, verdict) for decode, verdict in done.decodes)
                 self.drafting.observe(judged, plan.pieces, scores)
-            done.seconds = Seconds(proposed - started, scored - proposed, accepted - scored)
+                observed = self.clock()
+            draft = proposed - started + observed - accepted
+            done.seconds = Seconds(draft, scored - proposed, accepted - scored)
             self.drafting.learn(((d.sequence, verdict) for d, verdict in done.decodes), accepted - proposed)
             self._passes.append(done)
-            done.seconds.other = self.clock() - accepted
+            done.seconds.other = self.clock() - observed
         behind = self._lag if plan else 0
         while len(self._passes) > behind:
             for sequence in self._deliver(self._passes.popleft()):
@@ -259,8 +261,6 @@ class Engine:
             verdict = self._judge(sequence, decode.tree, scores.logits[row : row + nodes])
             row += nodes
             done.decodes.append((decode, verdict))
-            if sequence.error is not None:
-                continue
             for table in sequence.tables:
                 table.commit(sequence.filled, verdict.path)
             sequence.filled += len(verdict.path)
@@ -271,19 +271,18 @@ class Engine:
             row += scored
             sequence.filled += piece.rows
             verdict = self._judge_piece(piece, logits)
-            if piece.draws or sequence.error is not None:
+            if piece.draws or verdict.error is not None:
                 done.firsts.append((piece, verdict))
-            if sequence.error is None:
-                sequence.tokens += verdict.tokens
+            sequence.tokens += verdict.tokens
         return done
 
     def _judge(self, sequence: Sequence, tree: TokenTree, logits: Tensor) -> Verdict:
-        """What is accepted of a tree. A sequence of which nothing can be said ends here, and its neighbours go on."""
+        """What is accepted of a tree. A sequence of which nothing can be said ends with this pass, once those before
+        it are delivered, and its neighbours go on."""
         try:
             return self.verifier.accept(sequence, tree, logits)
         except PacelineError as error:
-            self._fail(sequence, error)
-            return Verdict.nothing()
+            return Verdict.nothing(error)
 
     def _judge_piece(self, piece: Piece, logits: Tensor) -> Verdict:
         """Score what is asked for of a prompt, and draw the token behind its end where one may follow."""
@@ -292,40 +291,45 @@ class Engine:
             try:
                 sequence.score_prompt(piece.start + piece.rows - piece.scored, logits)
             except PacelineError as error:
-                self._fail(sequence, error)
-                return Verdict.nothing()
+                return Verdict.nothing(error)
         if piece.draws and sequence.request.limit > sequence.prompt_length:
             return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[-1:])
         return Verdict.nothing()
 
     def _deliver(self, done: _Pass) -> list[Sequence]:
         """Take over what a pass committed: text, stop rules, records, all cut at one and the same token."""
-        news = []
+        news: list[Sequence] = []
         for sequence in done.sequences:
             if sequence.finish_reason is None:
                 sequence.record.seconds.add(done.seconds, 1 / len(done.sequences))
         for decode, verdict in done.decodes:
             sequence = decode.sequence
             sequence.in_flight -= len(decode.tree)
-            if sequence.finish_reason is None:
+            if verdict.error is not None:
+                self._break_off(sequence, verdict.error, news)
+            elif sequence.finish_reason is None:
                 emitted = self._emit(sequence, decode.tree, verdict, sequence.record.steps + 1)
                 accepted = min(len(verdict.path) - 1, emitted)
                 missed = verdict.missed and emitted > accepted
                 sequence.record.judge(len(decode.tree) - 1, accepted, missed)
                 news.append(sequence)
-            elif sequence.error is not None:
-                news.append(sequence)
         for piece, verdict in done.firsts:
             sequence = piece.sequence
-            sequence.in_flight -= 1
-            if sequence.finish_reason is None:
+            sequence.in_flight -= piece.draws
+            if verdict.error is not None:
+                self._break_off(sequence, verdict.error, news)
+            elif sequence.finish_reason is None:
                 self._emit(sequence, TokenTree.root(sequence.request.prompt[-1]), verdict, 0)
                 if sequence.delivered >= sequence.request.limit and sequence.finish_reason is None:
                     self._finish(sequence, "length")
                 news.append(sequence)
-            elif sequence.error is not None:
-                news.append(sequence)
         return news
+
+    def _break_off(self, sequence: Sequence, error: PacelineError, news: list[Sequence]) -> None:
+        """End a sequence of which a pass could say nothing, unless it has ended before."""
+        if sequence.finish_reason is None:
+            self._fail(sequence, error)
+            news.append(sequence)
 
     def _emit(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, step: int) -> int:
         """Emit a verdict's tokens one by one until one of them ends the answer; returns how many were emitted."""
