@@ -188,6 +188,7 @@ def test_what_was_planned_for_always_fits(
 
 SHORT = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 LAYERS = {"method": "draft_model", "draft_layers": 1, "num_speculative_tokens": 3, "adaptive": False}
+HEAD = {"random": True, "num_speculative_tokens": 3, "adaptive": False}
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +234,28 @@ def test_forgetting_gives_the_room_of_one_drafter_to_the_next(model_folder: Path
         assert llm.roster.bytes == 0
         assert llm.generate("wind and road", SHORT, speculation={"tree": tree}).token_ids == plain
         assert llm.roster.bytes == used
+
+
+@pytest.mark.parametrize("named", [LAYERS, {**HEAD, "method": "eagle"}, {**HEAD, "method": "eagle3"}])
+def test_drafters_of_one_model_share_its_pages(model_folder: Path, named: dict[str, Any]) -> None:
+    """They are planned for once; chains, trees and drawn drafts run at the same time, and all goes back."""
+    llm = LLM(str(model_folder), speculation=named, threads=2, max_num_seqs=8, cache_memory=1 << 18)
+    plain = llm.generate("wind and road", SHORT, speculation=False).token_ids
+    wishes = [named, {**named, "tree": "none"}, {**named, "tree": 2}, {**named, "rule": "recursive", "tree": 3}]
+    drafters = [llm.roster.drafter(llm.speculation.parse(wish)) for wish in wishes]
+    assert len({id(drafter) for drafter in drafters}) >= 3
+    pools = [pool for shared in llm.roster._shared.values() for pool in shared.pools]
+    assert len(pools) == 1
+    used = llm.roster.bytes
+    with llm.paused() as engine:
+        running = [s for wish in wishes for s in llm.submit([1, 2, 3, 4], SHORT, speculation=wish)]
+        while any(sequence.finish_reason is None for sequence in running):
+            engine.step()
+    assert all(sequence.record.drafted > 0 and not sequence.record.failed for sequence in running)
+    assert llm.roster.bytes == used
+    assert pools[0].free == pools[0].pages
+    assert llm.generate("wind and road", SHORT, speculation=wishes[2]).token_ids == plain
+    del drafters, running
+    llm.forget()
+    gc.collect()
+    assert llm.roster._shared == {}

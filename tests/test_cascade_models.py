@@ -105,7 +105,7 @@ def test_a_head_named_at_the_start_is_planned_for(
             cache_memory=memory,
         )
     alone_ = LLM(str(model_folder), speculation=False, threads=2, max_num_seqs=4, cache_memory=memory)
-    (pool,) = llm.roster._pools
+    (pool,) = (pool for shared in llm.roster._shared.values() for pool in shared.pools)
     assert {target.pages for target in llm.engine.pools} == {pool.pages}
     assert pool.pages < alone_.engine.pools[0].pages
     assert pool.pages * (pool.group.page_bytes + sum(g.page_bytes for g in llm.loaded.decoder.groups)) <= memory

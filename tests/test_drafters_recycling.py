@@ -89,7 +89,7 @@ def test_it_finds_what_a_search_finds(scored: list[Any], root: int, budget: int,
     assert tree.survival == sorted(tree.survival, reverse=True)
     drafter.release(0)
     drafter.release(0)
-    assert not drafter._keys
+    assert not drafter._states
 
 
 def full(drafter: RecyclingDrafter, vocab: int, salt: str | None = None, seed: int = 0) -> dict[int, list[int]]:
@@ -210,7 +210,7 @@ def test_answers_are_plain(width: int, temperature: float, lag: int) -> None:
     accepted, missed = drafts_that_change_nothing(drafter, rule, temperature, lag)
     assert accepted > 20
     assert missed > 0
-    assert not drafter._keys
+    assert not drafter._states
 
 
 @pytest.mark.parametrize("tree", ["auto", "none"])

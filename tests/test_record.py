@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -54,7 +55,8 @@ def test_the_keys_are_the_ones_promised() -> None:
     shown = SpeculationRecord("none", 7, "bits", origins=[]).as_dict()
     promised = {
         *("method", "steps", "drafted", "accepted", "accepted_by_position", "mean_accepted_length"),
-        *("seconds", "lossless", "disabled_reason", "preemptions", "collapsed", "drafters", "seed", "origins"),
+        *("seconds", "lossless", "disabled_reason", "cached_tokens", "preemptions", "collapsed", "drafters"),
+        *("seed", "origins"),
     }
     assert set(shown) == promised
     assert set(shown["seconds"]) == {"draft", "verify", "sample", "other"}
@@ -202,6 +204,31 @@ def test_the_seconds_of_all_requests_are_those_of_all_steps(lag: int) -> None:
     assert total == pytest.approx(clock.now) if not lag else total <= clock.now
     assert sum(part.draft for part in parts) > 0
     assert all(part.verify > part.draft for part in parts)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_time_a_drafter_takes_to_propose_and_to_learn_is_that_of_drafting(lag: int) -> None:
+    clock, took = Clock(), Counter[str]()
+
+    class Slow(ScriptedDrafter):
+        def propose(self, views: Any, budgets: Any) -> Any:
+            clock.now += 0.5
+            took["drafter"] += 2
+            return super().propose(views, budgets)
+
+        def observe(self, outcomes: Any) -> None:
+            clock.now += 0.25
+            took["drafter"] += 1
+            super().observe(outcomes)
+
+    run = ToyRun(RULE, target=Timed(ToyTarget(RULE, VOCAB), clock, lambda rows: 1.0), clock=clock, lag=lag)
+    sequence = run.add([1, 2], Slow(mix(alone(RULE, [1, 2]).output, 2, 0.5)), max_tokens=20)
+    run.finish(sequence)
+    seconds = sequence.record.seconds
+    assert seconds.sample == seconds.other == 0
+    assert seconds.verify == sequence.record.steps + 1
+    if not lag:  # the passes that were under way when the last token came are charged to nobody
+        assert seconds.draft == took["drafter"] / 4
 
 
 def test_requests_that_ride_together_have_records_of_their_own() -> None:

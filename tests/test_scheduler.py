@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.pages import PAGE
-from paceline.scheduler import evenly, in_turn
+from paceline.plan import evenly, in_turn
 from paceline.tree import MAX_NODES
 from tests.toys import VOCAB, PairTarget, ScriptedDrafter, ToyRun, alone, mix, path_rule, same, trials
 

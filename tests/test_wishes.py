@@ -38,6 +38,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prediction": 5}, "prediction is a text or a list of token ids, not 5"),
     ({"prediction": b"bytes"}, "prediction is a text or a list of token ids, not b'bytes'"),
     ({"prediction": {1: 2}}, "prediction is a text or a list of token ids"),
+    ({"priority": "high"}, "priority is a whole number, not 'high'"),
+    ({"priority": True}, "priority is a whole number, not True"),
+    ({"priority": 1.5}, r"priority is a whole number, not 1\.5"),
     ({"constraint": "json"}, "constraint has the methods .* str lacks them"),
     ({"constraint": {"type": "json"}}, "constraint has the methods .* dict lacks them"),
     ({"speculation": 5}, "speculation is a mapping, a method's name, true, false or null, not 5"),
@@ -142,6 +145,7 @@ def test_chat_hands_the_template_what_is_the_templates_and_nothing_else(
         "cache_salt": "mine",
         "prediction": loud.token_ids,
         "constraint": None,
+        "priority": 3,
     }
     assert wishes.keys() == Wishes.__annotations__.keys()
     answer = tiny_llm.chat(message, SETTINGS, loud=True, enable_thinking=False, **wishes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from paceline.bounds import Bounds
 from paceline.drafters import Needs, Outcome, View
 from paceline.engine import Engine
 from paceline.options import Speculation
@@ -110,7 +112,7 @@ class ScriptedDrafter:
     observed: dict[int, list[int]] = field(default_factory=dict)
 
     def start(self, view: View, valid: int) -> None:
-        self.observed[view.id] = []
+        self.observed[view.id] = list(view.tokens[:valid])
 
     def fork(self, parent: int, child: View) -> None:
         self.observed[child.id] = list(self.observed[parent])
@@ -338,6 +340,8 @@ class ToyRun:
         pacer: Pacer | None = None,
         clock: Clock | None = None,
         target: Target | None = None,
+        prefix_caching: bool = True,
+        **bounds: Any,
     ) -> None:
         self.target = target or StrictTarget(rule, vocab, max_model_len, window)
         sizes = pages if isinstance(pages, tuple) else (pages,) * len(self.target.groups)
@@ -352,7 +356,9 @@ class ToyRun:
             max_model_len=max_model_len,
             lag=lag,
             pacer=pacer,
-            **({"clock": clock} if clock else {}),
+            prefix_caching=prefix_caching,
+            bounds=Bounds(**bounds),
+            clock=clock or time.perf_counter,
         )
 
     def add(
@@ -369,6 +375,7 @@ class ToyRun:
         prediction: Seq[int] = (),
         priority: int = 0,
         cache_salt: str | None = None,
+        leader: Sequence | None = None,
         **sampling: Any,
     ) -> Sequence:
         settings = Sampling(**{"temperature": 0.0, "seed": 0, "max_tokens": 32, **sampling})
@@ -398,7 +405,7 @@ class ToyRun:
             include_stop=settings.include_stop_str_in_output,
             min_tokens=settings.min_tokens,
         )
-        return self.engine.add(request, rules, text, drafter)
+        return self.engine.add(request, rules, text, drafter, leader)
 
     def finish(self, *sequences: Sequence) -> None:
         """Step until the sequences are done, checking the cache after every step."""
@@ -423,6 +430,8 @@ class ToyRun:
             self.engine.step()
         assert [pool.free for pool in self.pools] == [pool.pages for pool in self.pools]
         self.engine.scheduler.check()
+        gate = self.engine.scheduler.gate
+        assert (gate._there, gate._tokens, len(gate._since)) == (0, 0, 0)
         assert not self.engine.pacer._states
 
 

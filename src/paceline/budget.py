@@ -52,15 +52,18 @@ def offered(cost: StepCost, drafts: Sequence[Draft], rate: float) -> list[Node]:
     return nodes
 
 
-def spend(cost: StepCost, load: Load, nodes: Sequence[Node], passes: Sequence[float] = ()) -> tuple[int, float]:
-    """How many of the nodes, the best first, bring the most expected tokens a second, and how many those are.
+def spend(
+    cost: StepCost, load: Load, nodes: Sequence[Node], passes: Sequence[float] = ()
+) -> tuple[int, float, list[float]]:
+    """How many of the nodes, the best first, bring the most expected tokens a second; how many those are; and what the
+    step takes without any and with one row more each.
 
     The time of prompts' pieces is not held against the drafts beside them.
 
     Args:
         passes: seconds of a drafter's pass for 0, 1, 2, ... sequences.
     """
-    line = cost.line(load, ceil(sum(node[3] for node in nodes)))
+    line = cost.line(load, ceil(sum([node[3] for node in nodes])))
     more = cost(load.without_pieces()) - line[0] if load.pieces else 0.0
     tokens, rows = float(load.decodes), 0.0
     drafting: dict[int, int] = {}
@@ -76,7 +79,7 @@ def spend(cost: StepCost, load: Load, nodes: Sequence[Node], passes: Sequence[fl
         rate = tokens / (line[int(rows)] + more)
         if rate > best_rate:
             chosen, best_rate = count, rate
-    return chosen, best_rate
+    return chosen, best_rate, line
 
 
 def covered(tree: TokenTree) -> list[float]:

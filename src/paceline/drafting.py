@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from paceline.cost import Price
     from paceline.drafters import Drafter, Outcome
     from paceline.pacer import Pacer
+    from paceline.plan import Piece, Plan
     from paceline.request import Sequence
-    from paceline.scheduler import Piece, Plan
     from paceline.targets import Scores
     from paceline.trace import Trace
     from paceline.verify import Verdict
@@ -42,6 +43,7 @@ def view(sequence: Sequence) -> View:
         prompt_length=sequence.prompt_length,
         prediction=request.prediction,
         constraint=request.constraint,
+        delivered=sequence.delivered,
     )
 
 
@@ -75,13 +77,47 @@ class Drafting:
         if habits is not None:
             record = sequence.record
             record.collapsed, record.fallen, record.drafters = habits.collapsed, habits.low, habits.summary()
+        drafter = sequence.drafter
+        if drafter is not None and drafter.needs.ended is not None:
+            _done(drafter, "learn from an answer", partial(drafter.needs.ended, view(sequence)))
         self.release(sequence)
 
-    def start(self, sequence: Sequence) -> None:
-        """Introduce a sequence that is to run to its drafter."""
+    def start(self, sequence: Sequence, valid: int) -> int:
+        """Introduce a sequence that is to run to its drafter, ``valid`` rows of which others have computed.
+
+        Returns:
+            How many of them may be left out: all, but for a drafter that lives on features, which knows best.
+        """
         drafter = sequence.drafter
-        if drafter is not None and not _done(drafter, "start", lambda: drafter.start(view(sequence), 0)):
+        if drafter is None:
+            return valid
+        if not _done(drafter, "start", lambda: drafter.start(view(sequence), valid)):
             self._part(sequence)
+            return valid
+        return self._known(drafter, sequence, valid)
+
+    def fork(self, parent: Sequence, child: Sequence, valid: int) -> int:
+        """Introduce a sequence that begins as another does, for ``valid`` rows; returns what :meth:`start` does."""
+        drafter = child.drafter
+        if drafter is None or drafter is not parent.drafter:
+            return self.start(child, valid)
+
+        def fork() -> None:
+            drafter.fork(parent.id, view(child))
+            drafter.rewind(child.id, valid)
+
+        if not _done(drafter, "fork a sequence", fork):
+            self.release(child)
+            return self.start(child, valid)
+        return self._known(drafter, child, valid)
+
+    def _known(self, drafter: Drafter, sequence: Sequence, valid: int) -> int:
+        """How many of ``valid`` rows need not be computed for a drafter's sake."""
+        known = [0]
+        if valid and drafter.needs.features:
+            _done(drafter, "say how long its state is", lambda: known.append(drafter.length(sequence.id)))
+            return min(valid, known[-1])
+        return valid
 
     def release(self, sequence: Sequence) -> None:
         """Take leave of a sequence that does not run any more."""
@@ -196,7 +232,7 @@ class Drafting:
             self.trace.step(self._load, self._pacer.cost(self._load), seconds)
         self._pacer.learn_step(self._load, seconds)
         for sequence, verdict in judged:
-            if sequence.error is None and sequence.finish_reason is None:
+            if verdict.error is None and sequence.finish_reason is None:
                 self._pacer.learn_outcome(sequence.id, verdict.tokens)
 
     def _check(self, sequence: Sequence, tree: TokenTree, budget: int) -> None:
@@ -227,10 +263,10 @@ class Drafting:
             assert drafter is not None
             _, sequences, outcomes = heard.setdefault(id(drafter), (drafter, [], []))
             sequences.append(sequence)
-            outcomes.append(outcome)
+            outcomes.append(replace(outcome, delivered=sequence.delivered))
 
         for sequence, tree, verdict in trees:
-            if sequence.drafter is not None:
+            if sequence.drafter is not None and verdict.error is None:
                 tell(sequence, of_tree(sequence, tree, verdict, scores, row))
             row += len(tree)
         for piece in pieces:

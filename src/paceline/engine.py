@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from paceline.acceptance import RULES
 from paceline.batch import Rows
+from paceline.bounds import Bounds, Gate
 from paceline.choose import Chooser
 from paceline.drafting import Drafting
 from paceline.errors import PacelineError
 from paceline.outcomes import features
 from paceline.pacer import Pacer
+from paceline.prefix import Chain, PrefixIndex
 from paceline.record import Origin, Seconds, SpeculationRecord
 from paceline.request import Sequence
 from paceline.scheduler import Scheduler
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
 
     from paceline.drafters import Drafter
     from paceline.pages import PagePool
+    from paceline.plan import Piece, Plan
     from paceline.request import Request
     from paceline.sampling import LogitRules
-    from paceline.scheduler import Piece, Plan
     from paceline.targets import Scores, Target
     from paceline.text import Detokenizer
 
@@ -64,6 +66,9 @@ class Engine:
         max_num_seqs: how many sequences run at once; the others wait.
         max_batch_tokens: how many rows of prompts and roots one pass takes.
         max_model_len: the longest sequence in tokens.
+        model: what tells this model, its weights and formats from any other; pages are shared within it alone.
+        prefix_caching: whether requests that begin alike share what is computed for the beginning.
+        bounds: over which requests are refused.
         pacer: decides how far to draft.
         lag: how many passes the host runs behind; the tokens are the same for any.
         clock: seconds, for the pacer and the records.
@@ -77,6 +82,9 @@ class Engine:
         max_num_seqs: int,
         max_batch_tokens: int,
         max_model_len: int,
+        model: str = "",
+        prefix_caching: bool = True,
+        bounds: Bounds | None = None,
         pacer: Pacer | None = None,
         lag: int = 0,
         clock: Callable[[], float] = time.perf_counter,
@@ -86,7 +94,17 @@ class Engine:
         self.pacer = pacer or Pacer()
         self.verifier = Verifier()
         self.drafting = Drafting(target.vocab_size, self.pacer, clock)
-        self.scheduler = Scheduler(pools, self.drafting, max_num_seqs, max_batch_tokens, max_model_len, lag)
+        self.scheduler = Scheduler(
+            pools,
+            self.drafting,
+            max_num_seqs,
+            max_batch_tokens,
+            max_model_len,
+            lag,
+            PrefixIndex(pools) if prefix_caching else None,
+            Gate(bounds or Bounds(), max_num_seqs, clock),
+        )
+        self._model = model
         self.clock = clock
         self._lag = lag
         self._slabs = [pool.slab for pool in self.pools]
@@ -95,11 +113,19 @@ class Engine:
         self._left: list[tuple[Sequence, str]] = []
         self._ids = count()
 
-    def add(self, request: Request, rules: LogitRules, text: Detokenizer, drafter: Drafter | None = None) -> Sequence:
-        """Queue a request.
+    def add(
+        self,
+        request: Request,
+        rules: LogitRules,
+        text: Detokenizer,
+        drafter: Drafter | None = None,
+        leader: Sequence | None = None,
+    ) -> Sequence:
+        """Queue a request; ``leader`` is another one for the same prompt, which is computed once for both.
 
         Raises:
             ResourceError: the whole cache is too small for it.
+            OverloadedError: too much is there already.
         """
         tokens = list(request.prompt)
         rule = RULES.get(request.rule)
@@ -117,6 +143,8 @@ class Engine:
                 lacking=wish if wish and not getattr(request, wish) else None,
             ),
             drafter=drafter,
+            chain=Chain.of(tokens, self._model, request.cache_salt),
+            leader=leader if request.sampling.prompt_logprobs is None else None,
             tokens=tokens,
             delivered=len(tokens),
         )
@@ -134,6 +162,11 @@ class Engine:
             self._left.append((sequence, reason))
         elif sequence.finish_reason is None:
             self._finish(sequence, reason)
+
+    def forget(self) -> None:
+        """Forget what was measured, and computed of earlier requests that later ones could share."""
+        self.pacer.forget()
+        self.scheduler.forget()
 
     @property
     def idle(self) -> bool:
@@ -163,6 +196,7 @@ class Engine:
     def _step(self) -> list[Sequence]:
         started = self.clock()
         plan = self.scheduler.plan()
+        news = {sequence.id: sequence for sequence in self._turn_away()}
         if plan:
             with ONE_TORCH_THREAD:
                 decodes = self._propose(plan)
@@ -174,16 +208,24 @@ class Engine:
                 accepted = self.clock()
                 judged = ((decode.sequence, decode.tree, verdict) for decode, verdict in done.decodes)
                 self.drafting.observe(judged, plan.pieces, scores)
-            done.seconds = Seconds(proposed - started, scored - proposed, accepted - scored)
+                observed = self.clock()
+            draft = proposed - started + observed - accepted
+            done.seconds = Seconds(draft, scored - proposed, accepted - scored)
             self.drafting.learn(((d.sequence, verdict) for d, verdict in done.decodes), accepted - proposed)
             self._passes.append(done)
-            done.seconds.other = self.clock() - accepted
+            done.seconds.other = self.clock() - observed
         behind = self._lag if plan else 0
-        news: dict[int, Sequence] = {}
         while len(self._passes) > behind:
             for sequence in self._deliver(self._passes.popleft()):
                 news[sequence.id] = sequence
         return list(news.values())
+
+    def _turn_away(self) -> list[Sequence]:
+        """End those that have waited too long, and for whom there was no room now either."""
+        late = self.scheduler.gate.late()
+        for sequence, error in late:
+            self._fail(sequence, error)
+        return [sequence for sequence, _ in late]
 
     def _propose(self, plan: Plan) -> list[_Decode]:
         """A tree for each decoding sequence."""
@@ -219,8 +261,6 @@ class Engine:
             verdict = self._judge(sequence, decode.tree, scores.logits[row : row + nodes])
             row += nodes
             done.decodes.append((decode, verdict))
-            if sequence.error is not None:
-                continue
             for table in sequence.tables:
                 table.commit(sequence.filled, verdict.path)
             sequence.filled += len(verdict.path)
@@ -231,19 +271,18 @@ class Engine:
             row += scored
             sequence.filled += piece.rows
             verdict = self._judge_piece(piece, logits)
-            if piece.draws or sequence.error is not None:
+            if piece.draws or verdict.error is not None:
                 done.firsts.append((piece, verdict))
-            if sequence.error is None:
-                sequence.tokens += verdict.tokens
+            sequence.tokens += verdict.tokens
         return done
 
     def _judge(self, sequence: Sequence, tree: TokenTree, logits: Tensor) -> Verdict:
-        """What is accepted of a tree. A sequence of which nothing can be said ends here, and its neighbours go on."""
+        """What is accepted of a tree. A sequence of which nothing can be said ends with this pass, once those before
+        it are delivered, and its neighbours go on."""
         try:
             return self.verifier.accept(sequence, tree, logits)
         except PacelineError as error:
-            self._fail(sequence, error)
-            return Verdict.nothing()
+            return Verdict.nothing(error)
 
     def _judge_piece(self, piece: Piece, logits: Tensor) -> Verdict:
         """Score what is asked for of a prompt, and draw the token behind its end where one may follow."""
@@ -252,40 +291,45 @@ class Engine:
             try:
                 sequence.score_prompt(piece.start + piece.rows - piece.scored, logits)
             except PacelineError as error:
-                self._fail(sequence, error)
-                return Verdict.nothing()
+                return Verdict.nothing(error)
         if piece.draws and sequence.request.limit > sequence.prompt_length:
             return self._judge(sequence, TokenTree.root(sequence.tokens[-1]), logits[-1:])
         return Verdict.nothing()
 
     def _deliver(self, done: _Pass) -> list[Sequence]:
         """Take over what a pass committed: text, stop rules, records, all cut at one and the same token."""
-        news = []
+        news: list[Sequence] = []
         for sequence in done.sequences:
             if sequence.finish_reason is None:
                 sequence.record.seconds.add(done.seconds, 1 / len(done.sequences))
         for decode, verdict in done.decodes:
             sequence = decode.sequence
             sequence.in_flight -= len(decode.tree)
-            if sequence.finish_reason is None:
+            if verdict.error is not None:
+                self._break_off(sequence, verdict.error, news)
+            elif sequence.finish_reason is None:
                 emitted = self._emit(sequence, decode.tree, verdict, sequence.record.steps + 1)
                 accepted = min(len(verdict.path) - 1, emitted)
                 missed = verdict.missed and emitted > accepted
                 sequence.record.judge(len(decode.tree) - 1, accepted, missed)
                 news.append(sequence)
-            elif sequence.error is not None:
-                news.append(sequence)
         for piece, verdict in done.firsts:
             sequence = piece.sequence
-            sequence.in_flight -= 1
-            if sequence.finish_reason is None:
+            sequence.in_flight -= piece.draws
+            if verdict.error is not None:
+                self._break_off(sequence, verdict.error, news)
+            elif sequence.finish_reason is None:
                 self._emit(sequence, TokenTree.root(sequence.request.prompt[-1]), verdict, 0)
                 if sequence.delivered >= sequence.request.limit and sequence.finish_reason is None:
                     self._finish(sequence, "length")
                 news.append(sequence)
-            elif sequence.error is not None:
-                news.append(sequence)
         return news
+
+    def _break_off(self, sequence: Sequence, error: PacelineError, news: list[Sequence]) -> None:
+        """End a sequence of which a pass could say nothing, unless it has ended before."""
+        if sequence.finish_reason is None:
+            self._fail(sequence, error)
+            news.append(sequence)
 
     def _emit(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, step: int) -> int:
         """Emit a verdict's tokens one by one until one of them ends the answer; returns how many were emitted."""

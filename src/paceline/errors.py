@@ -41,6 +41,10 @@ class ResourceError(PacelineError):
     """Memory or disk does not suffice; the message has the needed and the free amount."""
 
 
+class OverloadedError(ResourceError):
+    """Too much is asked for at once; the same request may be served later."""
+
+
 class DrafterError(PacelineError):
     """A drafter does not fit its target, or its options do not make sense."""
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from paceline.sampling import Sampling
     from paceline.wishes import Wishes
 
-_MAX_BATCH_TOKENS = 512
-
 
 class Front:
     """A model, ready to generate; its engine runs on a thread of its own, which ends with this object.
@@ -62,7 +60,8 @@ class Front:
             speculative_config: another name of ``speculation``.
             progress: show progress bars on standard error.
             options: the fields of :class:`~paceline.settings.EngineOptions`: device, dtype, kv_dtype, threads,
-                max_model_len, max_num_seqs, cache_memory, pacer_trace.
+                max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, max_waiting,
+                max_wait_seconds, max_total_tokens, cache_memory, pacer_trace.
 
         Raises:
             ModelError: the model cannot be loaded.
@@ -91,21 +90,24 @@ class Front:
             self.options.cache_memory,
             self.options.max_num_seqs,
             self.max_model_len,
-            _MAX_BATCH_TOKENS,
+            self.options.max_num_batched_tokens,
         )
         self.engine = Engine(
             self.loaded.decoder,
             budget.cut(self.loaded.decoder.groups),
             max_num_seqs=self.options.max_num_seqs,
-            max_batch_tokens=_MAX_BATCH_TOKENS,
+            max_batch_tokens=self.options.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            model=f"{self.loaded.fingerprint} {self.loaded.dtype} {self.loaded.decoder.groups[0].dtype}",
+            prefix_caching=self.options.enable_prefix_caching,
+            bounds=self.options.bounds,
         )
         self.roster = Roster(models, budget, self.max_model_len)
         if self.speculation.enabled:
             self.roster.drafter(self.speculation)
         if self.options.pacer_trace is not None:
             self.engine.drafting.trace = Trace(Path(self.options.pacer_trace))
-        self.preparer = Preparer(self.loaded, self.speculation, _MAX_BATCH_TOKENS)
+        self.preparer = Preparer(self.loaded, self.speculation, self.options.max_num_batched_tokens)
         self.tokenizer = self.preparer.tokenizer
         self._by_hand: list[Running] = []
         recall(self)
@@ -208,7 +210,7 @@ class Front:
         if not self.engine.idle:
             raise RequestError("what drafters learn can be forgotten only while no request is running.")
         self.roster.forget()
-        self.engine.pacer.forget()
+        self.engine.forget()
 
 
 def _load(options: EngineOptions, progress: bool, model: str, max_model_len: int | None) -> Loaded:

@@ -85,7 +85,8 @@ class LLM(Front):
         return Stream(self, self.preparer.one("stream", prompt, sampling, wishes))
 
     def forget(self) -> None:
-        """Forget what was learned from earlier requests: the drafters' state and the pacer's estimates.
+        """Forget what was learned from earlier requests, and computed of them: the drafters' state, the pacer's
+        estimates, shared beginnings.
 
         Raises:
             RequestError: requests are still running.

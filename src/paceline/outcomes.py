@@ -8,8 +8,8 @@ from paceline.drafters import Outcome
 from paceline.kernels import sample
 
 if TYPE_CHECKING:
+    from paceline.plan import Piece
     from paceline.request import Sequence
-    from paceline.scheduler import Piece
     from paceline.targets import Scores
     from paceline.tree import TokenTree
     from paceline.verify import Verdict

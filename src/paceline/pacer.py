@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from paceline.budget import WORTH, covered, offered, spend
 from paceline.calibration import Judge
-from paceline.cost import Price, PriceList, Prices, StepCost
+from paceline.cost import Load, Price, PriceList, Prices, StepCost
 from paceline.habits import Habit, Habits, Lessons
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.budget import Draft, Node
-    from paceline.cost import Load
     from paceline.tree import Dropping, TokenTree
 
 
@@ -47,6 +46,7 @@ class Pacer:
         self.prices = PriceList()
         self._states: dict[int, Habits] = {}
         self._believed = prices
+        self._load, self._plain = Load(1), 0.0  # the last step that was asked about, and its tokens a second
         self.forget()
 
     def forget(self) -> None:
@@ -92,7 +92,9 @@ class Pacer:
         """
         if not drafts:
             return []
-        rate = load.decodes / self.cost(load)
+        if load is not self._load:
+            self._load, self._plain = load, load.decodes / self.cost(load)
+        rate = self._plain
         if price.cost == "lookup":
             return [self._of_lookup(price, draft, rate * price.asking(1)) for draft in drafts]
         levels = self._levels(price, drafts, load)
@@ -142,7 +144,7 @@ class Pacer:
     def _levels(self, price: Price, drafts: Sequence[Draft], load: Load) -> list[int]:
         """How many levels a drafter that has a price is asked for."""
         there = offered(self.cost, drafts, self.rate)
-        _, rate = spend(self.cost, load, there)
+        _, rate, _ = spend(self.cost, load, there)
         nodes: list[Node] = []
         block, count = price.cost == "block", len(drafts)
         habits = [self._states[draft.sequence].of(price) for draft in drafts]
@@ -160,7 +162,7 @@ class Pacer:
                 deep = -1 if free else level
                 nodes.append((-worth, gain, seen, habit.share * habit.spread, place, deep, 0))
         nodes = sorted(there + nodes, key=WORTH)
-        best, _ = spend(self.cost, load, nodes, passes)
+        best, _, _ = spend(self.cost, load, nodes, passes)
         levels = [0] * count
         for _, _, _, _, place, deep, _ in nodes[:best]:
             levels[place] += deep != 0
@@ -179,11 +181,10 @@ class Pacer:
             by: the liberty to drop the rest.
         """
         nodes = offered(self.cost, drafts, self.rate)
-        best, rate = spend(self.cost, load, nodes)
-        line = self.cost.line(load, best)
+        best, rate, line = spend(self.cost, load, nodes)
         if not load.pieces:
             self.rate = rate
-        row = (line[-1] / line[0] - 1) * load.decodes / best if best else 0.0  # what a row takes, in plain tokens
+        row = (line[best] / line[0] - 1) * load.decodes / best if best else 0.0  # what a row takes, in plain tokens
         if best and self._plain_is_due(load, rate * line[0] / load.decodes):
             return [draft.tree.part([0], by) for draft in drafts]
         if best < len(nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from paceline.errors import ResourceError
 from paceline.kernels.memory import huge_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -82,7 +83,11 @@ def pages_for(rows: int) -> int:
 
 
 class PagePool:
-    """The pages of one group: a slab, and who owns what of it."""
+    """The pages of one group: a slab, and who owns what of it.
+
+    A page that is kept for what it holds stays so when its last owner lets it go, until there is no other: then the one
+    that has been without an owner for longest is taken.
+    """
 
     def __init__(self, group: CacheGroup, pages: int) -> None:
         if pages < 1:
@@ -90,12 +95,16 @@ class PagePool:
         self.group = group
         self.pages = pages
         self.slab = Slab.allocate(group, pages)
+        self.kept: set[int] = set()
         self._free = list(range(pages - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # kept pages without an owner, those left first at the front
         self._owners = [0] * pages
+        self._losses: list[Callable[[int], None]] = []
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        """How many pages can be taken."""
+        return len(self._free) + len(self._idle)
 
     def take(self) -> int:
         """Hand out one page.
@@ -104,18 +113,46 @@ class PagePool:
             ResourceError: none is free.
         """
         if not self._free:
-            raise ResourceError(f"all {self.pages} pages of the cache group {self.group.name} are in use.")
+            if not self._idle:
+                raise ResourceError(f"all {self.pages} pages of the cache group {self.group.name} are in use.")
+            self.give_up(next(iter(self._idle)))
         page = self._free.pop()
         self._owners[page] = 1
         return page
 
     def share(self, page: int) -> None:
+        """Make one more an owner of a page that somebody has, or that is kept."""
+        self._idle.pop(page, None)
         self._owners[page] += 1
 
     def release(self, page: int) -> None:
         self._owners[page] -= 1
         if not self._owners[page]:
+            if page in self.kept:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+    def keep(self, page: int) -> None:
+        """Keep a page that somebody has for what it holds."""
+        self.kept.add(page)
+
+    def give_up(self, page: int) -> None:
+        """Keep a page no longer; whoever kept it hears of that."""
+        self.kept.remove(page)
+        for tell in self._losses:
+            tell(page)
+        if page in self._idle:
+            del self._idle[page]
             self._free.append(page)
+
+    def on_loss(self, tell: Callable[[int], None]) -> None:
+        """Have ``tell`` called with every page that is kept no longer."""
+        self._losses.append(tell)
+
+    def idle(self, page: int) -> bool:
+        """Whether nobody has a page that is kept."""
+        return page in self._idle
 
     def check(self, tables: Iterable[PageTable]) -> None:
         """Prove that no page is lost, doubled or leaked, given every table that owns pages of this pool."""
@@ -125,7 +162,11 @@ class PagePool:
                 owners[page] += 1
         assert owners == self._owners, f"owners differ from the tables in {self.group.name}"
         assert len(set(self._free)) == len(self._free), f"a page of {self.group.name} is free twice"
-        assert {p for p, n in enumerate(owners) if not n} == set(self._free), "a page is lost or owned and free"
+        assert not set(self._free) & self.kept, f"a page of {self.group.name} is free and kept"
+        assert set(self._idle) == {page for page in self.kept if not owners[page]}, "a kept page is lost"
+        assert {p for p, n in enumerate(owners) if not n} == {*self._free, *self._idle}, (
+            "a page is lost, or owned and free"
+        )
 
 
 class PageTable:
@@ -145,6 +186,18 @@ class PageTable:
     def owned(self) -> list[int]:
         pages: list[int] = self.tensor[self._dropped : self._end].tolist()
         return pages
+
+    def page(self, place: int) -> int | None:
+        """The page of the storage indices from ``PAGE * place`` on, if it is mapped."""
+        return int(self.tensor[place]) if self._dropped <= place < self._end else None
+
+    def adopt(self, first: int, pages: Sequence[int]) -> None:
+        """Let an empty table begin with pages that hold the storage indices from ``PAGE * first`` on; those before it
+        count as given up."""
+        for place, page in enumerate(pages, first):
+            self.pool.share(page)
+            self.tensor[place] = page
+        self._dropped, self._end = first, first + len(pages)
 
     @property
     def mapped(self) -> int:
@@ -185,6 +238,11 @@ class PageTable:
             self.tensor[place] = -1
             self._dropped = place + 1
 
+    def holds(self, rows: int) -> bool:
+        """Whether all is there that the row behind the first ``rows`` rows sees."""
+        window = self.pool.group.window
+        return self._dropped * PAGE <= (0 if window is None else max(0, rows - window))
+
     def fork(self, rows: int) -> PageTable:
         """A table with the first ``rows`` storage indices: full pages are shared, a partial one is copied.
 
@@ -211,7 +269,8 @@ class PageTable:
             self.pool.slab.move_rows(self.tensor, [old for old, _ in moved], [new for _, new in moved])
 
     def free(self) -> None:
-        for page in self.owned():
+        """Give up all pages, the last first: of those that are kept it is to go first, being worth least alone."""
+        for page in reversed(self.owned()):
             self.pool.release(page)
         self.tensor.fill_(-1)
         self._dropped = self._end = 0

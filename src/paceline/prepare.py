@@ -44,8 +44,8 @@ class Prepared:
         """How many answers are wanted."""
         return self.request.sampling.n
 
-    def sequence(self, engine: Engine, choice: int, drafter: Drafter | None) -> Running:
-        """Queue one choice; errors are those of :meth:`Engine.add`."""
+    def sequence(self, engine: Engine, choice: int, drafter: Drafter | None, leader: Running | None) -> Running:
+        """Queue one choice, after the first one with that as its leader; errors are those of :meth:`Engine.add`."""
         request, sampling = replace(self.request, choice=choice), self.request.sampling
         text = Detokenizer(
             self.tokenizer,
@@ -55,7 +55,7 @@ class Prepared:
             min_tokens=sampling.min_tokens,
             context=request.prompt,
         )
-        return engine.add(request, self.rules, text, drafter)
+        return engine.add(request, self.rules, text, drafter, leader)
 
 
 def add_all(engine: Engine, each: Iterable[tuple[Prepared, Drafter | None]]) -> list[Running]:
@@ -64,7 +64,7 @@ def add_all(engine: Engine, each: Iterable[tuple[Prepared, Drafter | None]]) -> 
     try:
         for prepared, drafter in each:
             for choice in range(prepared.choices):
-                added.append(prepared.sequence(engine, choice, drafter))
+                added.append(prepared.sequence(engine, choice, drafter, added[-choice] if choice else None))
     except BaseException:
         for running in added:
             engine.cancel(running)
@@ -169,6 +169,7 @@ class Preparer:
             cache_salt=wishes.get("cache_salt"),
             prediction=tuple(self._prediction(wishes.get("prediction"))),
             constraint=wishes.get("constraint"),
+            priority=wishes.get("priority", 0),
         )
         return Prepared(request, rules, self.tokenizer)
 

@@ -52,11 +52,11 @@ class SpeculationRecord:
     ``reached[d]`` counts the steps in which a draft at depth d + 1 was judged: all drafts before it on the path
     were accepted, and there was at least one; ``accepted_at[d]`` counts those in which it was accepted. ``asked``
     counts the steps in which the drafter was asked at all, ``failed`` says that it was left out for good, ``lacking``
-    which wish it drafts from, where the request does without, and ``preemptions`` counts how often the request had to
-    give its pages to others. ``collapsed`` counts how often acceptance broke down, and ``fallen`` says that it has not
-    recovered. ``drafters`` holds the pacer's decisions and last estimates, by drafter: how often it was asked, the
-    nodes that it offered and those that were kept, what asking it was worth in tokens, and how likely its drafts
-    survive up to each depth.
+    which wish it drafts from, where the request does without, ``cached_tokens`` how many tokens of the prompt others
+    had computed, and ``preemptions`` counts how often the request had to give its pages to others. ``collapsed`` counts
+    how often acceptance broke down, and ``fallen`` says that it has not recovered. ``drafters`` holds the pacer's
+    decisions and last estimates, by drafter: how often it was asked, the nodes that it offered and those that were
+    kept, what asking it was worth in tokens, and how likely its drafts survive up to each depth.
     """
 
     method: str
@@ -66,6 +66,7 @@ class SpeculationRecord:
     asked: int = 0
     failed: bool = False
     lacking: str | None = None
+    cached_tokens: int = 0
     preemptions: int = 0
     drafted: int = 0
     collapsed: int = 0
@@ -135,6 +136,7 @@ class SpeculationRecord:
             "seconds": asdict(self.seconds),
             "lossless": self.lossless,
             "disabled_reason": self.disabled_reason,
+            "cached_tokens": self.cached_tokens,
             "preemptions": self.preemptions,
             "collapsed": self.collapsed,
             "drafters": self.drafters,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paceline.draw import Logprob
     from paceline.options import Speculation
     from paceline.pages import PageTable
+    from paceline.prefix import Chain
     from paceline.record import SpeculationRecord
     from paceline.sampling import Sampling
     from paceline.text import Detokenizer
@@ -83,8 +84,9 @@ class Sequence:
     many of them have keys in the cache. The host may lag behind them: ``intake`` is how many rows are to be taken in as
     pieces, the prompt's or, where the sequence had to give way, those of all that it has committed but the last token;
     ``planned`` is how many of them have been planned, ``delivered`` how many tokens the host has taken over, and
-    ``in_flight`` the most that passes it has not heard of yet may add. ``error`` is why a sequence broke off, for the
-    one that asked for it.
+    ``in_flight`` the most that passes it has not heard of yet may add. ``chain`` finds the pages of its committed
+    tokens; ``leader`` is another answer to the same prompt, until the prompt is taken over from it. ``error`` is why a
+    sequence broke off, for the one that asked for it.
     """
 
     id: int
@@ -93,6 +95,8 @@ class Sequence:
     choose: Chooser
     record: SpeculationRecord
     drafter: Drafter | None
+    chain: Chain
+    leader: Sequence | None = None
     tables: tuple[PageTable, ...] = ()
     tokens: list[int] = field(default_factory=list)
     filled: int = 0

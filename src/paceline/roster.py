@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, cast
 
@@ -68,6 +69,14 @@ class DraftModels:
         return self._prefixes[layers]
 
 
+@dataclass(slots=True)
+class _Shared:
+    """Pools, and how many drafters use them."""
+
+    pools: list[PagePool]
+    users: int = 0
+
+
 class Roster:
     """Makes drafters, and is what they are made from (:class:`paceline.drafters.Surroundings`).
 
@@ -85,16 +94,18 @@ class Roster:
         self.max_model_len = max_model_len
         self._models = models
         self._budget = budget
-        self._pools: list[PagePool] = []
-        self._cut: list[PagePool] = []
+        self._shared: dict[tuple[CacheGroup, ...], _Shared] = {}
+        self._taken: list[tuple[CacheGroup, ...]] = []
         self._drafters: dict[tuple[object, ...], Drafter] = {}
         self._making = RLock()  # the drafter of a cascade is made while the cascade is
         self._looking = Lock()
+        self._sharing = RLock()  # pools go back whenever a drafter is collected, also in the middle of taking some
 
     @property
     def bytes(self) -> int:
         """What the draft models and the caches of drafters take."""
-        return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in tuple(self._pools))
+        pools = [pool for shared in tuple(self._shared.values()) for pool in shared.pools]
+        return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in pools)
 
     def has(self, speculation: Speculation) -> bool:
         """Whether there is a drafter for these options, so that :meth:`drafter` gives it at once."""
@@ -131,22 +142,24 @@ class Roster:
 
     def _made(self, speculation: Speculation) -> Drafter:
         """A new drafter. Its pools go back when the last who uses it is done, whether or not it is still kept."""
-        outer, self._cut = self._cut, []
+        outer, self._taken = self._taken, []
         try:
             drafter = methods.create(speculation, self)
         except BaseException:
-            self._give_back(self._cut)
+            self._give_back(self._taken)
             raise
         else:
-            weakref.finalize(drafter, self._give_back, self._cut).atexit = False
+            weakref.finalize(drafter, self._give_back, self._taken).atexit = False
             return drafter
         finally:
-            self._cut = outer
+            self._taken = outer
 
-    def _give_back(self, pools: Sequence[PagePool]) -> None:
-        self._budget.give_back(pools)
-        for pool in pools:
-            self._pools.remove(pool)
+    def _give_back(self, taken: Sequence[tuple[CacheGroup, ...]]) -> None:
+        with self._sharing:
+            for groups in taken:
+                self._shared[groups].users -= 1
+                if not self._shared[groups].users:
+                    self._budget.give_back(self._shared.pop(groups).pools)
 
     def forget(self) -> None:
         """Give up every drafter, with all that it has learned; models stay loaded."""
@@ -163,7 +176,12 @@ class Roster:
         return self._models.kept(key, make)
 
     def pools(self, groups: Sequence[CacheGroup]) -> list[PagePool]:
-        pools = self._budget.cut(groups)
-        self._pools += pools
-        self._cut += pools
-        return pools
+        """Pools for a drafter's cache; those of equal groups share them, as a request has one drafter at a time."""
+        key = tuple(groups)
+        with self._sharing:
+            if key not in self._shared:
+                self._shared[key] = _Shared(self._budget.cut(groups))
+            shared = self._shared[key]
+            shared.users += 1
+        self._taken.append(key)
+        return shared.pools

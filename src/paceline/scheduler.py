@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import insort
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.bounds import Bounds, Gate
 from paceline.errors import ResourceError
 from paceline.pages import PAGE, PageTable, pages_for
+from paceline.plan import Piece, Plan, evenly, in_turn
 from paceline.tree import MAX_NODES
 from paceline.waiting import Waiting
 
@@ -17,47 +19,10 @@ if TYPE_CHECKING:
 
     from paceline.drafting import Drafting
     from paceline.pages import PagePool
+    from paceline.prefix import PrefixIndex
     from paceline.request import Sequence
 
 _DRAFTS = 8  # beside prompts this part of a pass's rows, at most, is kept free for drafts
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows ``start`` to ``start + rows - 1`` of what a sequence has committed.
-
-    Attributes:
-        scored: how many of the last rows are scored: the one that draws the first token, and for prompt logprobs all
-            that have not been.
-        draws: whether the first token is drawn behind it.
-    """
-
-    sequence: Sequence
-    start: int
-    rows: int
-    scored: int
-    draws: bool
-
-    @classmethod
-    def next(cls, sequence: Sequence, rows: int) -> Piece:
-        """The next ``rows`` rows that a sequence has to take in."""
-        start, end = sequence.planned, sequence.planned + rows
-        draws = sequence.fresh and end == sequence.prompt_length
-        scored = int(draws)
-        if sequence.fresh and sequence.request.sampling.prompt_logprobs is not None:
-            scored = max(0, end - max(start, len(sequence.prompt_logprobs) - 1))
-        return cls(sequence, start, rows, scored, draws)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the next pass does: for each decoding sequence the most nodes that may be drafted, and pieces of prompts."""
-
-    decodes: tuple[tuple[Sequence, int], ...]
-    pieces: tuple[Piece, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.pieces)
 
 
 class Scheduler:
@@ -79,8 +44,12 @@ class Scheduler:
         max_batch_tokens: int,
         max_model_len: int,
         lag: int = 0,
+        index: PrefixIndex | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.pools = tuple(pools)
+        self.index = index
+        self.gate = gate or Gate(Bounds(), max_num_seqs, time.monotonic)
         self.capacity = max_model_len + MAX_NODES
         # A window drops pages by what the host knows, so it also holds the trees of the passes still under way.
         self.pass_rows = max(max_batch_tokens, MAX_NODES * (lag + 1))
@@ -95,6 +64,7 @@ class Scheduler:
 
         Raises:
             ResourceError: the whole cache is too small for it alone.
+            OverloadedError: too much is there already.
         """
         for pool in self.pools:
             pages = self._pages(pool, sequence.request.limit, 0)
@@ -103,18 +73,25 @@ class Scheduler:
                     f"the request may grow to {sequence.request.limit} tokens, which take {pages * PAGE} tokens of "
                     f"cache; the cache holds {pool.pages * PAGE}: ask for fewer tokens or raise cache_memory."
                 )
+        self.gate.enter(sequence)
         self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free its pages."""
-        if sequence in self.waiting:
+        waits, runs = sequence in self.waiting, sequence in self.running
+        if waits:
             self.waiting.remove(sequence)
-        elif sequence in self.running:
+        if runs:
             self.running.remove(sequence)
             self._free(sequence)
+        if waits or runs:
+            sequence.leader = None
+            self.gate.leave(sequence)
 
     def plan(self) -> Plan:
         """What the next pass does. Pages for all of it but the drafts are mapped, and for those they are free."""
+        for sequence in self.running:
+            self._enter(sequence)
         for sequence in [s for s in self.running if not s.filling]:
             if sequence in self.running and sequence.reach < sequence.request.limit:
                 self._secure_root(sequence)
@@ -132,6 +109,11 @@ class Scheduler:
         for table in sequence.tables:
             table.reserve(end)
 
+    def forget(self) -> None:
+        """Share nothing with later requests of what is computed by now."""
+        if self.index is not None:
+            self.index.forget()
+
     def check(self) -> None:
         """Prove that no page is lost, doubled or leaked."""
         for place, pool in enumerate(self.pools):
@@ -139,6 +121,8 @@ class Scheduler:
         assert self.running == sorted(self.running, key=lambda sequence: sequence.turn)
         assert len(self.running) <= self.max_num_seqs
         assert not any(sequence in self.waiting for sequence in self.running)
+        if self.index is not None:
+            self.index.check()
 
     def _admit(self) -> None:
         """Let in whose turn it is while there are pages for it, and one more for each that runs and will grow."""
@@ -147,26 +131,86 @@ class Scheduler:
             if sequence.in_flight:
                 return  # it gave way, and what it has committed is not known yet
             intake = max(sequence.prompt_length, sequence.delivered - 1)
-            if self.running and not self._has_pages(intake):
+            leader = sequence.leader
+            follows = leader is not None and leader in self.running
+            known = 0 if follows else self._known(sequence, intake)
+            if self.running and not self._has_pages(sequence, PAGE if follows else intake, known):
                 return
-            self.waiting.remove(sequence)
-            sequence.intake = intake
-            sequence.tables = tuple(PageTable(pool, self.capacity) for pool in self.pools)
+            # An interrupt may come at any place, and must find it in one list or the other.
             insort(self.running, sequence, key=lambda one: one.turn)
-            self._drafting.start(sequence)
+            self.waiting.remove(sequence)
+            self.gate.begin(sequence)
+            sequence.intake = intake
+            if not follows:
+                self._begin(sequence, known)
+            if not sequence.filling:
+                self._secure_root(sequence)
 
-    def _has_pages(self, intake: int) -> bool:
-        """Whether a sequence can take in so many rows, and those that run can grow meanwhile."""
-        for place, pool in enumerate(self.pools):
-            promised = sum(self._promised(sequence, place) for sequence in self.running)
-            if self._pages(pool, intake, self.pass_rows) + promised + len(self.running) > pool.free:
+    def _has_pages(self, sequence: Sequence, rows: int, known: int) -> bool:
+        """Whether a sequence can take in so many rows, ``known`` pages of which others have computed, and those that
+        run can grow meanwhile."""
+        unused = [0] * len(self.pools) if self.index is None else self.index.unused(sequence.chain, known)
+        for place, (pool, idle) in enumerate(zip(self.pools, unused, strict=True)):
+            promised = sum(self._promised(other, place) for other in self.running)
+            wanted = max(self._pages(pool, rows, self.pass_rows) - known, 0) + idle
+            if wanted + promised + len(self.running) > pool.free:
                 return False
         return True
+
+    def _known(self, sequence: Sequence, rows: int) -> int:
+        """How many pages of a sequence's first rows others have computed. The last token of a prompt is not among
+        them, for it is what the first token is drawn behind; and prompt logprobs need every row."""
+        if self.index is None or sequence.request.sampling.prompt_logprobs is not None:
+            return 0
+        return self.index.find(sequence.chain, rows - sequence.fresh)
+
+    def _begin(self, sequence: Sequence, known: int) -> None:
+        """Let a sequence begin with pages that others have computed, as far as its drafter can do with them."""
+        sequence.tables = tuple(PageTable(pool, self.capacity) for pool in self.pools)
+        able = self._drafting.start(sequence, known * PAGE)
+        if able < known * PAGE:
+            known = self._known(sequence, able + sequence.fresh)
+            self._drafting.release(sequence)
+            self._drafting.start(sequence, known * PAGE)
+        if self.index is not None:
+            self.index.adopt(sequence.chain, sequence.tables, known)
+        self._set_out(sequence, known * PAGE)
+
+    def _follow(self, sequence: Sequence) -> None:
+        """Let an answer begin where another to the same prompt has taken that in: full pages are shared, the last one
+        is copied. It goes alone where the other does not run any more, or has given up what is needed."""
+        leader = sequence.leader
+        if leader is not None and leader in self.running:
+            if leader.filling or not all(pool.free for pool in self.pools):
+                return
+            rows = self._drafting.fork(leader, sequence, sequence.prompt_length - 1)
+            if all(table.holds(rows) for table in leader.tables):
+                sequence.tables = tuple(table.fork(rows) for table in leader.tables)
+                sequence.chain.entered = min(leader.chain.entered, rows // PAGE)
+                self._set_out(sequence, rows)
+                return
+            self._drafting.release(sequence)
+        self._begin(sequence, self._known(sequence, sequence.intake))
+
+    def _set_out(self, sequence: Sequence, rows: int) -> None:
+        """The first ``rows`` rows are there."""
+        sequence.leader = None
+        sequence.planned = sequence.filled = rows
+        if sequence.fresh:
+            sequence.record.cached_tokens = rows
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Let others find what a sequence has computed."""
+        if self.index is not None and sequence.tables:
+            rows = sequence.planned if sequence.filling else max(sequence.planned, sequence.delivered - 1)
+            self.index.enter(sequence.chain, sequence.tables, rows)
 
     def _promised(self, sequence: Sequence, place: int) -> int:
         """How many pages of a pool a sequence still needs for what it has to take in."""
         if not sequence.filling:
             return 0
+        if not sequence.tables:
+            return 1
         table = sequence.tables[place]
         wanted = self._pages(table.pool, sequence.intake, self.pass_rows)
         return max(0, min(wanted - len(table.owned()), table.missing(sequence.intake)))
@@ -191,7 +235,10 @@ class Scheduler:
         self.reserve(sequence, end)
 
     def _pieces(self, room: int) -> list[Piece]:
-        filling = [sequence for sequence in self.running if sequence.filling]
+        for sequence in self.running:
+            if not sequence.tables:
+                self._follow(sequence)
+        filling = [sequence for sequence in self.running if sequence.filling and sequence.tables]
         wanted = [min(s.intake - s.planned, s.request.piece_limit) for s in filling]
         pieces = []
         for sequence, rows in zip(filling, in_turn(wanted, room), strict=True):
@@ -235,14 +282,17 @@ class Scheduler:
         return free != [pool.free for pool in self.pools]
 
     def _give_way(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
         self.running.remove(sequence)
         self._free(sequence)
         self._drafting.release(sequence)
         sequence.filled = sequence.planned = sequence.intake = 0
         sequence.record.preemptions += 1
-        self.waiting.add(sequence)
 
     def _free(self, sequence: Sequence) -> None:
+        if sequence.error is None:
+            self._enter(sequence)
+        sequence.chain.entered = 0
         for table in sequence.tables:
             table.free()
         sequence.tables = ()
@@ -259,7 +309,7 @@ def _drop(sequence: Sequence, low: int) -> None:
 def _decodes(sequence: Sequence) -> bool:
     """Whether a sequence decodes in the next pass: it has the pages that it cannot do without."""
     mapped = all(not table.missing(_least_end(sequence)) for table in sequence.tables)
-    return mapped and not sequence.filling and sequence.reach < sequence.request.limit
+    return bool(sequence.tables) and mapped and not sequence.filling and sequence.reach < sequence.request.limit
 
 
 def _least_end(sequence: Sequence) -> int:
@@ -277,28 +327,3 @@ def _most_drafts(sequence: Sequence) -> int:
     if sequence.drafter is None:
         return 0
     return max(0, min(sequence.request.ceiling, MAX_NODES - 1, sequence.request.limit - sequence.reach - 1))
-
-
-def in_turn(wanted: Seq[int], room: int) -> list[int]:
-    """Share room so that who comes first gets most, and a short one does not wait for a long one before it: each takes
-    half of what is left, the last one all; what is then left over goes round again."""
-    shares = []
-    for place, want in enumerate(wanted, 1):
-        part = room if place == len(wanted) else (room + 1) // 2
-        shares.append(max(0, min(want, part)))
-        room -= shares[-1]
-    for place, want in enumerate(wanted):
-        more = max(0, min(want - shares[place], room))
-        shares[place] += more
-        room -= more
-    return shares
-
-
-def evenly(wanted: Seq[int], room: int) -> list[int]:
-    """Share room so that nobody gets less than another who wants as much, the first of them one more where it does not
-    come out even."""
-    shares = [0] * len(wanted)
-    for done, place in enumerate(sorted(range(len(wanted)), key=lambda place: (wanted[place], -place))):
-        shares[place] = max(0, min(wanted[place], room // (len(wanted) - done)))
-        room -= shares[place]
-    return shares

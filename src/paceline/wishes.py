@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.constraint import Constraint
 from paceline.errors import OptionError
-from paceline.options import flag, reject_unknown
+from paceline.options import flag, integer, reject_unknown
 from paceline.sampling import Sampling
 
 if TYPE_CHECKING:
     from paceline.options import Speculation, SpeculationLike
+
+
+_PRIORITIES = 2**31
 
 
 class Wishes(TypedDict, total=False):
@@ -21,11 +24,12 @@ class Wishes(TypedDict, total=False):
     Attributes:
         speculation: what to change of the engine's own; None, False or "off" is plain decoding.
         origins: whether the record notes for every token where it came from.
-        cache_salt: what drafters learn from this request serves requests of the same key alone, so that no text of
-            others shows in their timing.
+        cache_salt: what is learned from this request, or computed for it, serves requests of the same key alone, so
+            that no text of others shows in their timing.
         prediction: a text, or its ids, that the answer will mostly repeat; the methods "prediction" and "cascade"
             draft from it.
         constraint: what the output must satisfy.
+        priority: requests of a lower number come first, and give way last; 0 unless said.
     """
 
     speculation: SpeculationLike | Speculation
@@ -33,6 +37,7 @@ class Wishes(TypedDict, total=False):
     cache_salt: str | None
     prediction: str | Sequence[int] | None
     constraint: Constraint | None
+    priority: int
 
 
 def reject_settings(names: Iterable[str]) -> None:
@@ -55,6 +60,7 @@ def check(wishes: Mapping[str, Any]) -> None:
     reject_settings(wishes)
     reject_unknown("a request", wishes, Wishes.__annotations__)
     flag("origins", wishes.get("origins", False))
+    integer("priority", wishes.get("priority", 0), -_PRIORITIES, _PRIORITIES)
     if not isinstance(wishes.get("cache_salt"), str | None):
         raise OptionError(f"cache_salt is a text, not {wishes['cache_salt']!r}.")
     prediction = wishes.get("prediction")

@@ -21,14 +21,14 @@ from paceline.targets.resources import physical_cores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.llm import LLM
+    from paceline.front import Front
     from paceline.prompts import Prompt
 
 _PACKAGE = Path(paceline.__file__).parent
 _SHOWN_ONLY = ("cli", "prompts", "demo.py")  # what shows results or is named in the settings changes no figure
 
 
-def environment(llm: LLM | None = None) -> dict[str, Any]:
+def environment(llm: Front | None = None) -> dict[str, Any]:
     """Processor, system, versions, commit and kernels, and how the model was loaded, as JSON has it."""
     kernels = describe()
     found: dict[str, Any] = {
@@ -52,7 +52,7 @@ def environment(llm: LLM | None = None) -> dict[str, Any]:
     return found
 
 
-def _options(llm: LLM) -> dict[str, Any]:
+def _options(llm: Front) -> dict[str, Any]:
     cache_dtype = str(llm.loaded.decoder.groups[0].dtype).removeprefix("torch.")
     return {
         "kv_dtype": cache_dtype,
@@ -100,7 +100,7 @@ def code() -> str:
     return digest.hexdigest()[:16]
 
 
-def settings(llm: LLM, prompts: Sequence[Prompt], **others: Any) -> dict[str, Any]:
+def settings(llm: Front, prompts: Sequence[Prompt], **others: Any) -> dict[str, Any]:
     """What the figures of a model on some prompts depend on; ``others`` are those of the measurement."""
     spoken = repr([(prompt.id, prompt.category, prompt.turns) for prompt in prompts])
     loaded = _options(llm)

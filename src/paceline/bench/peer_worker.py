@@ -44,13 +44,14 @@ class Engine(Protocol):
 
 
 class Paceline:
-    """Plain decoding in int8."""
+    """Plain decoding in int8, without a cache of prefixes."""
 
     def __init__(self, model: str, threads: int) -> None:
         from paceline.llm import LLM
 
         self.version = version(OURS)
-        self._llm = LLM(model, dtype="int8", threads=threads, max_num_seqs=1, speculation=False)
+        plain: dict[str, Any] = {"speculation": False, "enable_prefix_caching": False}
+        self._llm = LLM(model, dtype="int8", threads=threads, max_num_seqs=1, **plain)
 
     def decode(self, ids: Sequence[int], count: int, seen: Callable[[int], None]) -> None:
         from paceline.sampling import Sampling

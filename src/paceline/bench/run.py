@@ -166,7 +166,7 @@ class Comparison:
             (prompt, method, repeat)
             for repeat in range(self._repeats)
             for place, prompt in enumerate(self._prompts)
-            for method in _rotated(self._methods, place + repeat)
+            for method in rotated(self._methods, place + repeat)
         ]
         if not all(self._runner.has(_name(*name)) for name in names):
             self._warm_up(next(iter(turns.values()))[0])
@@ -271,7 +271,7 @@ def _name(prompt: Prompt, method: Method, repeat: int) -> dict[str, Any]:
     return {"prompt": prompt.id, "category": prompt.category, "method": method.name, "repeat": repeat}
 
 
-def _rotated(methods: Sequence[Method], by: int) -> Iterator[Method]:
+def rotated(methods: Sequence[Method], by: int) -> Iterator[Method]:
     """The methods in turn, each as often the first as any other."""
     return (methods[(place + by) % len(methods)] for place in range(len(methods)))
 

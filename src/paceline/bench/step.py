@@ -166,6 +166,7 @@ class StepBench:
         ids = self._text(_PREFILL)
         seconds = []
         for _ in range(WARM_UP + 5):
+            self._llm.forget()
             started = time.perf_counter()
             self._llm.generate(ids, GREEDY.replace(max_tokens=1), speculation=False)
             seconds.append(time.perf_counter() - started)

@@ -19,18 +19,25 @@ from paceline.bench.run import Comparison, parse_method
 from paceline.bench.runner import Runner
 from paceline.bench.step import StepBench
 from paceline.cli import VERBS
+from paceline.cli.bench_load import load as load_verb
 from paceline.cli.flags import Group, verb
 from paceline.cli.help import Headed
 from paceline.cli.measure import (
     ASKED,
     LOADING,
     MEASURING,
+    Adaptive,
     Asked,
     Drafts,
     Formats,
     Measuring,
     Repeats,
+    Rounds,
+    Seed,
+    Temperature,
     Tokens,
+    TopP,
+    common_options,
     numbers,
 )
 from paceline.cli.model import ENGINE, METHOD_HELP, ModelName
@@ -48,6 +55,7 @@ from paceline.tree import MAX_NODES
 
 bench = typer.Typer(help=VERBS["bench"], add_completion=False, rich_markup_mode=None)
 command = partial(bench.command, cls=Headed)
+command(help="Many requests at a time: latency, throughput and goodput of methods side by side.")(load_verb)
 
 
 @command(help="Methods in turn on the same prompts, by category; plain decoding is always among them.")
@@ -60,19 +68,14 @@ def run(
     model: ModelName = DEFAULT_MODEL,
     method: Annotated[list[str] | None, typer.Option("--method", help=METHOD_HELP)] = None,
     drafts: Drafts = None,
-    adaptive: Annotated[
-        bool | None, typer.Option("--adaptive/--no-adaptive", help="Draft less where it does not pay.")
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[
-        float, typer.Option("--top-p", min=0.0, max=1.0, help="The share of the mass to draw from.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampled answers.")] = 0,
+    adaptive: Adaptive = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
     max_tokens: Tokens = 128,
     repeats: Repeats = 3,
 ) -> int:
-    common = {"num_speculative_tokens": drafts, "adaptive": adaptive}
-    common = {name: value for name, value in common.items() if value is not None}
+    common = common_options(drafts, adaptive)
     methods = [parse_method(text, common) for text in method or ["auto"]]
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     result = Measuring(**measuring)
@@ -123,7 +126,7 @@ def step(
     rows: Annotated[str, typer.Option("--rows", help="Row counts of a step, the root counted.")] = "1,2,4,8,16,32,64",
     contexts: Annotated[str, typer.Option("--context", help="Tokens before the step.")] = "256,2048",
     steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of each kind and round.")] = 20,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often all kinds are gone through.")] = 3,
+    rounds: Rounds = 3,
 ) -> int:
     counts, lengths = numbers("--rows", rows, 1, MAX_NODES), numbers("--context", contexts, 1, 1 << 20)
     result = Measuring(**measuring)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from contextlib import contextmanager
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.async_llm import AsyncLLM
 from paceline.bench.environment import environment, settings
 from paceline.bench.runner import Runner
 from paceline.cli.flags import Group
-from paceline.cli.model import open_model
+from paceline.cli.model import open_front, open_model
 from paceline.cli.output import print_json, tell
 from paceline.cli.tables import header, show
 from paceline.errors import OptionError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from paceline.front import Front
     from paceline.llm import LLM
 
 LOADING = Group(
@@ -44,6 +47,11 @@ Drafts = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", min=1, max=MAX_NODES - 1, help="The most tokens drafted at a time."),
 ]
+Adaptive = Annotated[bool | None, typer.Option("--adaptive/--no-adaptive", help="Draft less where it does not pay.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="The share of the mass to draw from.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of sampled answers.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often all kinds are gone through.")]
 
 _EVERY = 10.0  # seconds between two lines of progress in a file or pipe
 
@@ -82,6 +90,8 @@ class Asked:
 
 
 ASKED = Group("Prompts", Asked)
+REQUESTS = Group("Prompts", Asked, {"count": "--count --num-prompts"})
+"""The same, each prompt's first turn a request."""
 
 
 def _only(prompts: list[Prompt], categories: str | None) -> list[Prompt]:
@@ -118,8 +128,12 @@ class Measuring:
         """Load the model that is measured; it drafts only where the measurement says so."""
         return open_model(model, engine, False, quiet=self.quiet)
 
+    def open_async(self, model: str, engine: dict[str, Any]) -> AsyncLLM:
+        """The same, for asyncio."""
+        return open_front(AsyncLLM, model, engine, False, quiet=self.quiet)
+
     @contextmanager
-    def cells(self, llm: LLM, prompts: Sequence[Prompt], **others: Any) -> Iterator[Runner]:
+    def cells(self, llm: Front, prompts: Sequence[Prompt], **others: Any) -> Iterator[Runner]:
         """The runner of a measurement of this model on these prompts, with ``others`` as its settings."""
         with self.ticker() as ticker:
             yield Runner(self.output, environment(llm), settings(llm, prompts, **others), ticker)
@@ -158,6 +172,28 @@ def numbers(flag: str, text: str, low: int, high: int) -> list[int]:
         if not low <= number <= high:
             raise OptionError(f"{flag} has {number}; each must be {low} to {high}.")
     return list(dict.fromkeys(found))
+
+
+def rates(flag: str, text: str) -> list[float]:
+    """Several requests a second written as 0.5,2.
+
+    Raises:
+        OptionError: they are not, or one is not above 0.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"{flag} takes numbers, as in {flag} 0.5,2, not {text!r}.") from None
+    for rate in found:
+        if not 0 < rate < math.inf:
+            raise OptionError(f"{flag} has {rate:g}; each must be a finite number above 0.")
+    return list(dict.fromkeys(found))
+
+
+def common_options(drafts: int | None, adaptive: bool | None) -> dict[str, Any]:
+    """The options of all methods that were given."""
+    given = {"num_speculative_tokens": drafts, "adaptive": adaptive}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class Ticker:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from paceline import methods
 from paceline.cli.flags import Group, in_flags, memory, speculation
 from paceline.cli.output import plain_warnings, tell
+from paceline.front import Front
 from paceline.llm import LLM
 from paceline.options import Speculation
 from paceline.sampling import Sampling
 from paceline.settings import EngineOptions
+
+F = TypeVar("F", bound=Front)
 
 ENGINE = Group("Model", EngineOptions, {"threads": "--threads -t"}, {"cache_memory": memory})
 SAMPLING = Group("Sampling", Sampling)
@@ -69,8 +72,13 @@ def chosen_speculation(given: dict[str, Any], enabled: bool, written: str | None
 
 def open_model(model: str, engine: dict[str, Any], drafting: Any = True, *, quiet: bool = False) -> LLM:
     """Load a model with the options that were given; what was chosen goes to standard error."""
+    return open_front(LLM, model, engine, drafting, quiet=quiet)
+
+
+def open_front(kind: type[F], model: str, engine: dict[str, Any], drafting: Any = True, *, quiet: bool = False) -> F:
+    """:func:`open_model` for the interface that is named."""
     with plain_warnings():
-        llm = LLM(model, **engine, speculation=drafting, progress=not quiet)
+        llm = kind(model, **engine, speculation=drafting, progress=not quiet)
     if not quiet:
         tell(*(in_flags(note, FLAGS) for note in llm.notes))
     return llm

@@ -160,6 +160,62 @@ def simulated(report: Mapping[str, Any]) -> list[Table]:
     return [*tables.values(), left]
 
 
+def loaded(report: Mapping[str, Any]) -> list[Table]:
+    """For each method how much it served, then for each pattern of arrivals how quickly. Both are compared with plain
+    decoding: throughput over rounds, latencies over requests."""
+    patterns = {_arrivals(pattern): pattern["methods"] for pattern in report["arrivals"]}
+    limits = any(limit is not None for limit in report["limits_ms"].values())
+    return [
+        *(_served(method, patterns, limits) for method in report["arrivals"][0]["methods"]),
+        *(_waited(name, methods) for name, methods in patterns.items()),
+    ]
+
+
+def _served(method: str, patterns: Mapping[str, Mapping[str, Any]], limits: bool) -> Table:
+    refused = any(methods[method]["refused"] for methods in patterns.values())
+    columns = ["tokens/s", "req/s", *["good/s"] * limits, "speed-up", "over rounds", "tau", "differ"]
+    table = _table(f"{method}: served", "arrivals", *columns, *["refused"] * refused, wrapped=0)
+    for name, methods in patterns.items():
+        found = methods[method]
+        faster = found["speedup"]["output_throughput"]
+        table.add_row(
+            name,
+            f"{found['output_throughput']['median']:.1f}",
+            *(f"{found[f'request_{kind}']['median']:.2f}" for kind in ("throughput", *["goodput"] * limits)),
+            _x(None if faster is None else faster["median"]),
+            "" if faster is None else f"{faster['low']:.2f} to {faster['high']:.2f}",
+            _two(found["mean_accepted_length"]),
+            *(str(found[key]) for key in ("differing", *["refused"] * refused)),
+        )
+    return table
+
+
+def _waited(name: str, methods: Mapping[str, Any]) -> Table:
+    columns = ("method", "of", "mean", "p50", "p95", "p99", "faster", "95 %")
+    table = _table(f"{name}: milliseconds", *columns, wrapped=0, words=(0, 1))
+    for method, found in methods.items():
+        for place, (kind, called) in enumerate(_LATENCIES.items()):
+            table.add_row("" if place else method, called, *_latency(found, kind))
+    return table
+
+
+_LATENCIES = {"ttft": "first token", "tpot": "each token", "itl": "gap", "e2el": "all"}
+
+
+def _arrivals(pattern: Mapping[str, Any]) -> str:
+    level = f"{pattern['level']:g}"
+    return f"{level} per s" if pattern["kind"] == "rate" else f"{level} user" + "s" * (level != "1")
+
+
+def _latency(found: Mapping[str, Any], kind: str) -> list[str]:
+    values, ratio = found[f"{kind}_ms"] or {}, found["speedup"].get(kind)
+    shown = ["" if (value := values.get(key)) is None else f"{value:.1f}" for key in ("mean", "p50", "p95", "p99")]
+    return [
+        *shown,
+        *(["", ""] if ratio is None else [_x(ratio["ratio"]), "{:.2f} to {:.2f}".format(*ratio["interval"])]),
+    ]
+
+
 def _figures(method: str, groups_of: str, groups: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """A method's speed by group, and how its drafts fared."""
     speed = _table(f"{method}: speed", groups_of, "tokens/s", "speed-up", "over repeats", "95 %", "end to end")

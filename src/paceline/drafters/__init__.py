@@ -36,6 +36,8 @@ class Needs:
         members: drafters that are asked in this order, each for what pays given what those before it said; their trees
             are merged. Without any the drafter itself is asked.
         wish: what of a request it drafts from, and cannot do without.
+        ended: is told of every request that has ended, before it is released, with what was delivered of it: for what
+            is learned across requests.
     """
 
     features: tuple[int, ...] = ()
@@ -43,6 +45,7 @@ class Needs:
     cost: Cost = "level"
     members: tuple[Drafter, ...] = ()
     wish: Literal["prediction", "constraint"] | None = None
+    ended: Callable[[View], None] | None = field(default=None, compare=False)
 
 
 class Draw(Protocol):
@@ -80,6 +83,8 @@ class View:
         prediction: the ids of a text that the caller expects; empty where there is none.
         constraint: what the output must satisfy, where the request asks for it.
         dropping: the liberty to drop what was drawn; None where the rule of acceptance forbids it.
+        delivered: how many of the tokens are certain to be of the answer, the prompt's among them: those behind may
+            turn out to stand behind its end. None is all.
     """
 
     id: int
@@ -90,6 +95,7 @@ class View:
     prediction: tuple[int, ...] = ()
     constraint: Constraint | None = None
     dropping: Dropping | None = None
+    delivered: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Outcome:
         features: for each declared layer float32 [len(rows), hidden].
         scored: for each scored row (rejected ones too) its tokens on the path below the root and its top-k ids, where
             top-k is declared.
+        delivered: as in a view, before this pass; None is all, those of this pass too.
     """
 
     id: int
@@ -116,6 +123,7 @@ class Outcome:
     token: int | None
     features: dict[int, Tensor] = field(default_factory=dict)
     scored: Sequence[tuple[tuple[int, ...], list[int]]] = ()
+    delivered: int | None = None
 
 
 class Drafter(Protocol):
@@ -139,7 +147,7 @@ class Drafter(Protocol):
         """Forget everything behind the first ``length`` tokens."""
 
     def release(self, sequence: int) -> None:
-        """Forget a sequence; unknown ones are no error."""
+        """Forget a sequence, which has ended or may come again; unknown ones are no error."""
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
         """A tree for each view, of at most ``budget`` drafted nodes; the root alone where there is nothing to say."""

@@ -42,6 +42,7 @@ class CascadeDrafter:
             features=tuple(sorted({layer for member in self._members for layer in member.needs.features})),
             top_k=max((member.needs.top_k for member in self._members), default=0),
             cost="lookup" if learned is None else learned.needs.cost,
+            ended=self._end,
             members=tuple(self._members),
         )
 
@@ -62,6 +63,11 @@ class CascadeDrafter:
         with ExitStack() as stack:
             for member in self._members:
                 stack.callback(member.release, sequence)
+
+    def _end(self, view: View) -> None:
+        for member in self._members:
+            if member.needs.ended is not None:
+                member.needs.ended(view)
 
     def length(self, sequence: int) -> int:
         return min((member.length(sequence) for member in self._members), default=0)

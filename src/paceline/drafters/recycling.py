@@ -6,7 +6,7 @@ or by how often each successor is right; only its tokens are looked up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +52,14 @@ class _Shape:
         return cls(*best_first([_CHANCES[:width]], _SPARE * MAX_NODES))
 
 
+@dataclass(slots=True)
+class _State:
+    """A sequence's isolation key, and the outcomes that may turn out to lie behind the end of its answer."""
+
+    key: str | None
+    waiting: list[Outcome] = field(default_factory=list)
+
+
 class RecyclingDrafter:
     """Trees out of one table of the likeliest successors of every token, for each isolation key."""
 
@@ -71,12 +79,12 @@ class RecyclingDrafter:
         Raises:
             OptionError: a node of the shape has more children than successors are kept.
         """
-        self.needs = Needs(top_k=min(WIDTH, vocab_size), cost="lookup")
+        self.needs = Needs(top_k=min(WIDTH, vocab_size), cost="lookup", ended=self._end)
         self._vocab_size = vocab_size
         self._shape = self._filled(shape) if shape else _Shape.likeliest(min(width, self.needs.top_k))
         self._limit = tables
         self._tables: dict[str | None, NDArray[np.int32]] = {}
-        self._keys: dict[int, str | None] = {}
+        self._states: dict[int, _State] = {}
 
     def _filled(self, shape: TreeShape) -> _Shape:
         if shape.width > self.needs.top_k:
@@ -87,37 +95,63 @@ class RecyclingDrafter:
         return _Shape(shape.parents, shape.ranks, shape.survival([_CHANCES]))
 
     def start(self, view: View, valid: int) -> None:
-        self._keys[view.id] = view.cache_salt
+        self._states[view.id] = _State(view.cache_salt)
 
     def fork(self, parent: int, child: View) -> None:
-        self._keys[child.id] = child.cache_salt
+        self._states[child.id] = _State(child.cache_salt)
 
     def rewind(self, sequence: int, length: int) -> None:
         """Nothing to do: what the target thought likely stays so."""
 
     def release(self, sequence: int) -> None:
-        self._keys.pop(sequence, None)
+        self._states.pop(sequence, None)
 
     def length(self, sequence: int) -> int:
-        """Nothing is kept of a sequence but its key."""
+        """What is kept belongs to no place of the sequence."""
         return 0
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Take note of what has been delivered; the rest waits until it has been."""
+        for outcome in outcomes:
+            state = self._states[outcome.id]
+            state.waiting.append(outcome)
+            self._learn(state, outcome.delivered)
+
+    def _learn(self, state: _State, delivered: int | None) -> None:
+        """Learn from the outcomes that lie within the first ``delivered`` tokens."""
+        while state.waiting and (delivered is None or _reach(state.waiting[0]) <= delivered):
+            self._note(state.key, state.waiting.pop(0))
+
+    def _end(self, view: View) -> None:
+        """Learn what was delivered of an answer that has ended."""
+        state, end = self._states.get(view.id), len(view.tokens)
+        if state is not None:
+            self._learn(state, end)
+            for outcome in state.waiting:
+                scored = [(path, ids) for path, ids in outcome.scored if outcome.start + len(path) + 1 < end]
+                if scored or not outcome.scored:
+                    rows = outcome.rows[: max(0, end - outcome.start)]
+                    self._note(state.key, replace(outcome, rows=rows, token=None, scored=scored))
+            state.waiting.clear()
+
+    def _note(self, key: str | None, outcome: Outcome) -> None:
         """Write the successors of every scored row's token over what was known of it.
 
         Of a prompt, whose rows are not scored, the token that follows each is noted where nothing was known.
         """
-        for outcome in outcomes:
-            table = self._table(self._keys[outcome.id])
-            if outcome.scored:
-                tokens = [path[-1] if path else outcome.rows[0] for path, _ in outcome.scored]
-                table[tokens] = [ids for _, ids in outcome.scored]
-            else:
-                text = np.array([*outcome.rows, *([] if outcome.token is None else [outcome.token])])
-                new = np.flatnonzero(table[text[:-1], 0] == self._vocab_size)
-                table[text[new], 0] = text[new + 1]
+        table = self._table(key)
+        if outcome.scored:
+            tokens = [path[-1] if path else outcome.rows[0] for path, _ in outcome.scored]
+            table[tokens] = [ids for _, ids in outcome.scored]
+        else:
+            text = np.array([*outcome.rows, *([] if outcome.token is None else [outcome.token])])
+            new = np.flatnonzero(table[text[:-1], 0] == self._vocab_size)
+            table[text[new], 0] = text[new + 1]
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[TokenTree]:
+        for view in views:
+            if view.id in self._states:
+                self._learn(self._states[view.id], view.delivered)
         return [self._tree(view, budget) for view, budget in zip(views, budgets, strict=True)]
 
     def _table(self, key: str | None) -> NDArray[np.int32]:
@@ -146,6 +180,11 @@ class RecyclingDrafter:
             if token != self._vocab_size:
                 place[node] = tree.add(parent, token, survival, self.name)
         return tree
+
+
+def _reach(outcome: Outcome) -> int:
+    """How many tokens there are with those of an outcome."""
+    return outcome.start + len(outcome.rows) + (outcome.token is not None)
 
 
 def _make(speculation: Speculation, around: Surroundings) -> RecyclingDrafter:

@@ -134,7 +134,6 @@ class SuffixDrafter:
     """Chains or trees out of the sequence's own past and of earlier answers, with no model at all."""
 
     name = "suffix"
-    needs = Needs(cost="lookup")
 
     def __init__(
         self,
@@ -156,6 +155,7 @@ class SuffixDrafter:
             width: the most children of a node; 1 is a chain.
             states: how many states the earlier answers may take.
         """
+        self.needs = Needs(cost="lookup", ended=self._keep)
         self._depth = depth
         self._factor = factor
         self._least = least
@@ -176,9 +176,12 @@ class SuffixDrafter:
         state.matches = []
 
     def release(self, sequence: int) -> None:
-        state = self._states.pop(sequence, None)
-        if state is not None:
-            self._answers.add(state.view.cache_salt, state.view.tokens[state.view.prompt_length :])
+        self._states.pop(sequence, None)
+
+    def _keep(self, view: View) -> None:
+        """Keep the answer of a request that has ended."""
+        if len(view.tokens) > view.prompt_length:
+            self._answers.add(view.cache_salt, view.tokens[view.prompt_length :])
 
     def length(self, sequence: int) -> int:
         return self._states[sequence].own.length

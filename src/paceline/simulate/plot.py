@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import OptionError, ResourceError
+from paceline.figure import blank, save
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,16 +24,11 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
         OptionError: matplotlib is not installed, or does not know the kind of file.
         ResourceError: the file cannot be written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OptionError("a plot takes matplotlib: install paceline[plot].") from None
     rows = report["cells"]
     drafts = list(dict.fromkeys(row["drafts"] for row in rows))
     machines = list(dict.fromkeys((row["device"], row["model"]) for row in rows))
     contexts = sorted({row["context"] for row in rows})
-    figure = Figure((_SIZE * len(machines), _SIZE * 0.8 * len(drafts)), layout="constrained")
+    figure = blank(_SIZE * len(machines), _SIZE * 0.8 * len(drafts))
     panels = figure.subplots(len(drafts), len(machines), sharex=True, sharey="row", squeeze=False)
     for line, what in enumerate(drafts):
         for place, (device, model) in enumerate(machines):
@@ -46,13 +41,7 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
     figure.supxlabel("users", fontsize=9)
     figure.supylabel("speed over plain decoding (dashed: best fixed length)", fontsize=9)
     panels[0, 0].legend(fontsize=7, title="context", title_fontsize=7)
-    try:
-        with rc_context({"svg.hashsalt": "paceline", "svg.fonttype": "none"}):
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except ValueError as error:
-        raise OptionError(f"no plot becomes of {path}: {error}.") from error
-    except OSError as error:
-        raise ResourceError(f"{path} cannot be written: {error}.") from error
+    save(figure, path)
 
 
 def _lines(panel: Axes, rows: list[Mapping[str, Any]], colour: str, context: int) -> None:
