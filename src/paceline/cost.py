@@ -20,6 +20,7 @@ EXACT = 64
 """Up to so many rows each number has a cell of its own; beyond there are four cells for each doubling."""
 
 _ROW_GUESS = 0.05  # what one more row adds to a step as long as nobody knows, in parts of the one-row step
+_NEVER = float("inf")
 _TICK = 1e-9  # seconds; nothing takes less, whatever a coarse clock says
 
 
@@ -167,14 +168,20 @@ class StepCost:
     def line(self, load: Load, more: int) -> list[float]:
         """Estimated seconds of a load, and of it with 1, 2, to ``more`` rows added, their context not counted.
 
-        Fewer rows never take longer than more: what seems so was interrupted, or measured in slower times.
+        Fewer rows never take longer than more. Where that seems so, the lower of two measurements counts, for one was
+        interrupted or taken in slower times, and a measurement counts where nothing else is but believed.
         """
         rows = load.rows + load.pieces
         if rows + more >= len(self._cells) or rows + more >= len(self._rows):
             self._reach(rows + more)
         base, believed, cells, factors = self._context(load), self._rows, self._cells, self._factors
-        seconds = [(believed[n] + base) * factors[cells[n]] for n in range(rows + more, rows - 1, -1)]
-        return list(itertools.accumulate(seconds, min))[::-1]
+        seconds = [(believed[n] + base) * factors[cells[n]] for n in range(rows, rows + more + 1)]
+        if more:
+            samples = self._samples
+            measured = [s if samples[cells[n]] else _NEVER for n, s in enumerate(seconds, rows)]
+            least = list(itertools.accumulate(reversed(measured), min))[::-1]
+            seconds = list(itertools.accumulate(map(min, seconds, least), max))
+        return seconds
 
     def samples(self, rows: int) -> int:
         """How many steps of about so many rows were seen."""
@@ -216,11 +223,12 @@ class StepCost:
 
 
 def _cell(rows: int) -> int:
+    """Where a number of rows belongs; those that fill tiles are the last of their cell."""
     if rows <= EXACT:
         return rows
-    doublings = rows.bit_length() - EXACT.bit_length()
+    doublings = (rows - 1).bit_length() - EXACT.bit_length()
     start = EXACT << doublings
-    return EXACT + 4 * doublings + 1 + min(3, (rows - start) * 4 // start)
+    return EXACT + 4 * doublings + 1 + (rows - 1 - start) * 4 // start
 
 
 @dataclass
