@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from paceline.budget import WORTH, covered, offered, spend
 from paceline.calibration import Judge
-from paceline.cost import Load, Price, PriceList, Prices, StepCost
+from paceline.cost import Load, Prices, StepCost
 from paceline.habits import Habit, Habits, Lessons
+from paceline.price import Price, PriceList
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
