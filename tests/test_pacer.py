@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.budget import Draft
-from paceline.cost import Load, Price, StepCost
+from paceline.cost import Load, StepCost
 from paceline.pacer import Pacer
+from paceline.price import Price
 from paceline.survival import Survival
 from paceline.targets.toy import ToyTarget
 from paceline.tree import Dropping, TokenTree

@@ -1,4 +1,4 @@
-"""What a step costs, and what drafters cost, in seconds: believed beforehand, and corrected by what is seen.
+"""What a step costs, in seconds: believed beforehand, and corrected by what is seen.
 
 Times say something about the machine and nothing about what was asked, so they serve requests of all isolation keys.
 """
@@ -6,21 +6,20 @@ Times say something about the machine and nothing about what was asked, so they 
 from __future__ import annotations
 
 import itertools
-import weakref
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from paceline.drafters import Cost, Drafter
 
 EXACT = 64
 """Up to so many rows each number has a cell of its own; beyond there are four cells for each doubling."""
 
 _ROW_GUESS = 0.05  # what one more row adds to a step as long as nobody knows, in parts of the one-row step
-_TICK = 1e-9  # seconds; nothing takes less, whatever a coarse clock says
+_NEVER = float("inf")
+TICK = 1e-9  # seconds; nothing takes less, whatever a coarse clock says
 
 
 def towards(known: float, sample: float) -> float:
@@ -88,7 +87,7 @@ class Prices:
         pairs = [(cells[0], cells[-1]) for cells in single.values() if cells[-1][0].seen > cells[0][0].seen]
         more = [(b.read - a.read, b.seen - a.seen, after - before) for (a, before), (b, after) in pairs]
         read, seen = _two(more)
-        rows = {count: max(_TICK, s - read * load.read - seen * load.seen) for count, ((load, s), *_) in single.items()}
+        rows = {count: max(TICK, s - read * load.read - seen * load.seen) for count, ((load, s), *_) in single.items()}
         line = _between(rows)
         extra = [
             (load.decodes - 1, seconds - line[min(load.rows, len(line)) - 1] - read * load.read - seen * load.seen)
@@ -148,7 +147,7 @@ class StepCost:
         rows = load.all_rows
         self._reach(rows)
         cell = self._cells[rows]
-        sample = max(seconds, _TICK) / (self._rows[rows] + self._context(load))
+        sample = max(seconds, TICK) / (self._rows[rows] + self._context(load))
         known, samples = self._factors[cell], self._samples[cell]
         if samples:
             cold = samples == 1 and sample < known  # the first step of a kind is often a cold one
@@ -167,14 +166,20 @@ class StepCost:
     def line(self, load: Load, more: int) -> list[float]:
         """Estimated seconds of a load, and of it with 1, 2, to ``more`` rows added, their context not counted.
 
-        Fewer rows never take longer than more: what seems so was interrupted, or measured in slower times.
+        Fewer rows never take longer than more. Where that seems so, the lower of two measurements counts, for one was
+        interrupted or taken in slower times, and a measurement counts where nothing else is but believed.
         """
         rows = load.rows + load.pieces
         if rows + more >= len(self._cells) or rows + more >= len(self._rows):
             self._reach(rows + more)
         base, believed, cells, factors = self._context(load), self._rows, self._cells, self._factors
-        seconds = [(believed[n] + base) * factors[cells[n]] for n in range(rows + more, rows - 1, -1)]
-        return list(itertools.accumulate(seconds, min))[::-1]
+        seconds = [(believed[n] + base) * factors[cells[n]] for n in range(rows, rows + more + 1)]
+        if more:
+            samples = self._samples
+            measured = [s if samples[cells[n]] else _NEVER for n, s in enumerate(seconds, rows)]
+            least = list(itertools.accumulate(reversed(measured), min))[::-1]
+            seconds = list(itertools.accumulate(map(min, seconds, least), max))
+        return seconds
 
     def samples(self, rows: int) -> int:
         """How many steps of about so many rows were seen."""
@@ -216,86 +221,9 @@ class StepCost:
 
 
 def _cell(rows: int) -> int:
+    """Where a number of rows belongs; those that fill tiles are the last of their cell."""
     if rows <= EXACT:
         return rows
-    doublings = rows.bit_length() - EXACT.bit_length()
+    doublings = (rows - 1).bit_length() - EXACT.bit_length()
     start = EXACT << doublings
-    return EXACT + 4 * doublings + 1 + min(3, (rows - start) * 4 // start)
-
-
-@dataclass
-class Price:
-    """What one drafter takes.
-
-    A lookup takes so many seconds for each sequence. One that drafts with a model makes a pass for each level, or a
-    single one for a block, and a pass is a step of that model: its rows are the nodes that are expanded.
-
-    Attributes:
-        name: the method's.
-        cost: what shape its cost has.
-        number: tells it from all others.
-    """
-
-    name: str
-    cost: Cost = "level"
-    number: int = 0
-    passes: StepCost = field(default_factory=StepCost)
-    each: float = 0.0
-    samples: int = 0
-
-    def asking(self, sequences: int) -> float:
-        """Estimated seconds for asking so many sequences for as little as can be."""
-        return self.each * sequences if self.cost == "lookup" else self.of_pass(sequences)[-1]
-
-    def of_pass(self, rows: int) -> list[float]:
-        """Estimated seconds of a pass of no rows, which is none, and of 1 to ``rows`` rows."""
-        return [0.0, *(self.passes.line(Load(1), rows - 1) if self.samples else [0.0] * rows)]
-
-    def learn(self, passes: int, rows: int, seconds: float) -> None:
-        """It took so long for so many rows in so many passes; a lookup makes none, its rows are sequences."""
-        if self.cost == "lookup":
-            sample = max(seconds, _TICK) / rows
-            cold = not self.samples or (self.samples == 1 and sample < self.each)
-            self.each = sample if cold else towards(self.each, sample)
-        else:
-            self.passes.learn(Load(max(1, round(rows / passes))), seconds / passes)
-        self.samples += 1
-
-    def forget(self) -> None:
-        """Start afresh."""
-        self.passes, self.each, self.samples = StepCost(), 0.0, 0
-
-
-@dataclass
-class PriceList:
-    """The prices of drafters that are alive, each its own: two of one method may be of very different size."""
-
-    _believed: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
-    _known: dict[int, tuple[weakref.ref[Drafter], Price]] = field(default_factory=dict)
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
-
-    def of(self, drafter: Drafter) -> Price:
-        """The price of a drafter."""
-        key = id(drafter)
-        known = self._known.get(key)
-        if known is None or known[0]() is not drafter:
-            forget: Callable[[object], object] = lambda _: self._known.pop(key, None)  # noqa: E731
-            known = weakref.ref(drafter, forget), Price(drafter.name, drafter.needs.cost, next(self._numbers))
-            self._known[key] = known
-            self._tell(known[1])
-        return known[1]
-
-    def believe(self, measured: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """What was measured beforehand of asking drafters, by name: seconds by the number of sequences."""
-        self._believed = measured
-        self.forget()
-
-    def _tell(self, price: Price) -> None:
-        for sequences, seconds in self._believed.get(price.name, ()):
-            price.learn(1, sequences, seconds)
-
-    def forget(self) -> None:
-        """Start afresh with what was measured."""
-        for _, price in self._known.values():
-            price.forget()
-            self._tell(price)
+    return EXACT + 4 * doublings + 1 + (rows - 1 - start) * 4 // start

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
-    from paceline.cost import Price
     from paceline.drafters import Drafter, Outcome
     from paceline.pacer import Pacer
     from paceline.plan import Piece, Plan
+    from paceline.price import Price
     from paceline.request import Sequence
     from paceline.targets import Scores
     from paceline.trace import Trace

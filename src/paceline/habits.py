@@ -11,7 +11,7 @@ from paceline.survival import Survival
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.cost import Price
+    from paceline.price import Price
     from paceline.rate import Rate
     from paceline.tree import TokenTree
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from paceline.budget import WORTH, covered, offered, spend
 from paceline.calibration import Judge
-from paceline.cost import Load, Price, PriceList, Prices, StepCost
+from paceline.cost import Load, Prices, StepCost
 from paceline.habits import Habit, Habits, Lessons
+from paceline.price import Price, PriceList
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ _PLAIN_EVERY = 100  # steps after which the cost of a step without drafts is mea
 _CLEAR = 1.5  # drafting that is so many times as fast as plain decoding needs no such measurement
 _TABLE_ERROR = 1.2  # the same where a table says so that was measured beforehand
 _MORE_EVERY = 32  # steps after which one node more than seems best is tried
-_MORE_SOON = 4
+_MORE_SOON = 8
 _AHEAD = 8  # a lookup is asked for so many nodes, and for so many times as many as were worth verifying of late
 _AMPLE = 2
 _FADE = 0.9

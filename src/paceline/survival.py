@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from paceline.rate import Rate
 
 _PRIOR = 0.6
-_PRIOR_WEIGHT = 12.0  # so many judgements the belief that a sequence is like the others counts for
+_PRIOR_WEIGHT = 24.0  # so many judgements the belief that a sequence is like the others counts for
+_HAZARD = 0.01
 _SHARED = 0.99
 _LEAST = 0.02  # what survives less often is not worth a thought
 
@@ -28,7 +29,7 @@ class Survival:
         """So many drafts in a row were right, and then one was wrong, or none was left."""
         reached = accepted + missed
         while len(self.depths) < reached:
-            self.depths.append(Rate(_PRIOR_WEIGHT))
+            self.depths.append(Rate(_PRIOR_WEIGHT, hazard=_HAZARD))
         while len(self.shared) < reached:
             self.shared.append(Rate(slow=_SHARED, hazard=0.0))
         belief = _PRIOR

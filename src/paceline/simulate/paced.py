@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.budget import Draft
-from paceline.cost import Load, Price, Prices
+from paceline.cost import Load, Prices
 from paceline.pacer import Pacer
+from paceline.price import Price
 from paceline.tree import Dropping, TokenTree
 
 if TYPE_CHECKING:
