@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ class Draft:
         tree: what was drafted so far, weighed by :meth:`Pacer.weigh`.
         context: tokens that have keys.
         parts: who drafted what: the nodes from the first number up to, without, the second.
+        whole: whether the tree is verified whole: nothing of it is cut.
     """
 
     sequence: int
@@ -46,6 +47,7 @@ class Draft:
     tree: TokenTree
     context: int = 0
     parts: list[tuple[Habit, int, int]] = field(default_factory=list)
+    whole: bool = False
 
 
 _Node = tuple[float, float, float, float, int, int, int]
@@ -119,7 +121,8 @@ class Pacer:
         rate = self.rate or load.decodes / self.cost(load)
         asking = rate * price.asking(len(drafts)) / len(drafts)
         if price.cost == "lookup":
-            return [self._of_lookup(price, draft, asking) for draft in drafts]
+            asked = self._of_whole if price.whole else self._of_lookup
+            return [asked(price, draft, asking, load) for draft in drafts]
         levels = self._levels(price, drafts, load)
         habits = [self._states[draft.sequence].of(price) for draft in drafts]
         # A pass for one is a pass for all: who has waited for long joins in.
@@ -137,13 +140,25 @@ class Pacer:
             for draft, habit, count in zip(drafts, habits, levels, strict=True)
         ]
 
-    def _of_lookup(self, price: Price, draft: Draft, asking: float) -> int:
+    def _of_lookup(self, price: Price, draft: Draft, asking: float, load: Load) -> int:
         """A lookup is asked for some more than was worth it of late, unless it brings less than the asking takes."""
         state = self._states[draft.sequence]
         habit = state.of(price)
         if habit.worth < asking and not habit.may_try(asking):
             return 0
         return min(draft.ceiling, _AHEAD + int(_AMPLE * state.kept))
+
+    def _of_whole(self, price: Price, draft: Draft, asking: float, load: Load) -> int:
+        """A lookup whose trees are not cut is asked for all that is allowed, unless of late their rows took more than
+        they brought."""
+        habit = self._states[draft.sequence].of(price)
+        rows = self.rate * self._added(load, draft.ceiling)
+        return draft.ceiling if habit.worth >= asking or habit.may_try(asking + rows) else 0
+
+    def _added(self, load: Load, rows: int) -> float:
+        """Seconds that so many rows take beyond a load."""
+        line = self.cost.line(load, rows)
+        return line[-1] - line[0]
 
     def _levels(self, price: Price, drafts: Sequence[Draft], load: Load) -> list[int]:
         """How many levels a drafter that has a price is asked for."""
@@ -181,7 +196,7 @@ class Pacer:
 
         Args:
             drafts: with their trees.
-            load: the step whatever is chosen, the roots of the trees included.
+            load: the step whatever is chosen, the roots of the trees included, and those that are verified whole.
             by: the liberty to drop the rest.
         """
         nodes = self._offered(drafts)
@@ -199,6 +214,9 @@ class Pacer:
             if len(kept[place]) <= drafts[place].ceiling:
                 kept[place].append(node)
         for draft, chosen in zip(drafts, kept, strict=True):
+            if draft.whole:
+                self._keep_whole(draft, chosen, load)
+                continue
             state = self._states[draft.sequence]
             state.kept = max(len(chosen) - 1.0, _FADE * state.kept)
             for habit, first, end in draft.parts:
@@ -206,10 +224,20 @@ class Pacer:
                 habit.pays(len(mine), sum(mine) - self.rate * row * len(mine))
         return [draft.tree.part(sorted(chosen), by) for draft, chosen in zip(drafts, kept, strict=True)]
 
+    def _keep_whole(self, draft: Draft, chosen: list[int], load: Load) -> None:
+        """Choose all of a tree, and learn whether that pays."""
+        nodes = len(draft.tree) - 1
+        chosen += range(1, nodes + 1)
+        seconds = self._added(replace(load, rows=load.rows - nodes), nodes)
+        for habit, _, _ in draft.parts:
+            habit.pays(nodes, sum(draft.tree.survival[1:]) - self.rate * seconds)
+
     def _offered(self, drafts: Sequence[Draft]) -> list[_Node]:
-        """The nodes that are there already, the best first."""
+        """The nodes that are there already and may be cut, the best first."""
         nodes: list[_Node] = []
         for place, draft in enumerate(drafts):
+            if draft.whole:
+                continue
             seen = self.cost.of_context(1, draft.context)
             price, survival = self.rate * seen, draft.tree.survival
             nodes += [(price - survival[n], survival[n], seen, 1.0, place, 0, n) for n in range(1, len(survival))]
