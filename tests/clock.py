@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.cost import Prices
     from paceline.drafters import Cost, Drafter, View
     from paceline.request import Sequence
+    from paceline.trace import Trace
 
 VOCAB = 32
 ONE_ROW = 0.0033
@@ -51,6 +53,7 @@ def token(first: int, length: int) -> int:
     return (length * 5 + first) % VOCAB
 
 
+@cache
 def _chance(user: int, place: int) -> float:
     """The same for every way to draft."""
     return random.Random(user * 1000 + place).random()
@@ -86,7 +89,7 @@ class Talker(ScriptedDrafter):
 
 @dataclass
 class Ride:
-    """So many users at once, each with one request, on a clock of their own."""
+    """So many users at once, each with one request after another, on a clock of their own."""
 
     drafter: Callable[[Clock], Drafter | None]
     users: int = 1
@@ -95,6 +98,7 @@ class Ride:
     cost: Callable[[int], float] = recorded
     prices: Prices | None = None
     rounds: int = 1
+    trace: Trace | None = None
     clock: Clock = field(default_factory=Clock)
 
     def go(self) -> Ride:
@@ -105,19 +109,23 @@ class Ride:
             target=target,
             clock=self.clock,
             pacer=self.pacer,
-            pages=self.users * 12,
+            pages=self.users * (self.tokens + 96) // 16,
             max_num_seqs=self.users,
             max_batch_tokens=512,
         )
-        self.talker = drafter = self.drafter(self.clock)
+        self.run.engine.drafting.trace = self.trace
+        drafter: Drafter | None = self.drafter(self.clock)
+        self.talker: Any = drafter
         speculation = {"adaptive": True, "num_speculative_tokens": 63}
         if self.fixed is not None:
             speculation = {"adaptive": False, "num_speculative_tokens": self.fixed or 1}
             drafter = drafter if self.fixed else None
         self.seconds: list[float] = []
-        for _ in range(self.rounds):
+        for done in range(self.rounds):
             running = [
-                self.run.add([n, 1, 2, 3], drafter, max_tokens=self.tokens, speculation=speculation, eos=())
+                self.run.add(
+                    [done * self.users + n, 1, 2, 3], drafter, max_tokens=self.tokens, speculation=speculation, eos=()
+                )
                 for n in range(self.users)
             ]
             self._finish(running)
@@ -125,19 +133,22 @@ class Ride:
         return self
 
     def _finish(self, running: Seq[Sequence]) -> None:
-        """The prompt's pass is no step."""
+        """Add up the seconds from each request's first token, which the prompt's pass gives, to its last."""
         while not all(sequence.output for sequence in running):
             self.run.engine.step()
         started = self.clock.now
-        while any(sequence.finish_reason is None for sequence in running):
+        left = list(running)
+        while left:
             self.run.engine.step()
-        self.seconds.append(self.clock.now - started)
+            self.seconds += [self.clock.now - started for sequence in left if sequence.finish_reason]
+            left = [sequence for sequence in left if not sequence.finish_reason]
         for sequence in running:
             first = sequence.tokens[0]
             assert sequence.output == [token(first, 4 + place) for place in range(self.tokens)]
 
     @property
     def total(self) -> float:
+        """Decode seconds of all requests together."""
         return sum(self.seconds)
 
 
@@ -151,3 +162,32 @@ def talker(
         return Talker(lambda tokens, budget: [], "talker", needs, right=right, clock=clock, each=each, call=call)
 
     return make
+
+
+def fixed_seconds(
+    right: Callable[[int], float],
+    users: int,
+    length: int,
+    each: float,
+    call: float,
+    *,
+    tokens: int = 96,
+    rounds: int = 1,
+) -> float:
+    """Decode seconds of all requests together where every step drafts ``length`` tokens for each."""
+    total = 0.0
+    for before in range(rounds):
+        done, now = {before * users + user: 1 for user in range(users)}, 0.0
+        while done:
+            drafts = {user: min(length, tokens - place - 1) for user, place in done.items()}
+            asked = [count for count in drafts.values() if count]
+            now += call * len(asked) + each * max(asked, default=0) + recorded(len(done) + sum(asked))
+            for user, place in list(done.items()):
+                accepted = 0
+                while accepted < drafts[user] and _chance(user, place + accepted) < right(place + accepted):
+                    accepted += 1
+                done[user] = place + accepted + 1
+                if done[user] == tokens:
+                    total += now
+                    del done[user]
+    return total

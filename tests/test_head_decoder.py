@@ -156,7 +156,7 @@ def test_features_are_checked() -> None:
     ("changes", "message"),
     [
         ({"target_hidden": 48}, "states of 48 values, the target has 40"),
-        ({"vocab_size": 90}, "90 ids, of the target's 101"),
+        ({"vocab_size": 90}, "it has 90 ids, the target 101"),
         ({"features": (0, 1, 3)}, "layers 0, 1, 3 of 2"),
         ({"hidden": 32}, "32 wide and takes embedding from its target"),
         ({"hidden": 32, "own_head": False, "own_embedding": True}, "32 wide and takes head"),

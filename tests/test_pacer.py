@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.budget import Draft
 from paceline.cost import Load, Price, StepCost
-from paceline.pacer import Draft, Pacer
+from paceline.pacer import Pacer
 from paceline.survival import Survival
 from paceline.targets.toy import ToyTarget
 from paceline.tree import Dropping, TokenTree

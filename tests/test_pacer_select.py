@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.budget import Draft
 from paceline.cost import Load, Price
 from paceline.options import Speculation
-from paceline.pacer import Draft, Pacer
+from paceline.pacer import Pacer
 from paceline.targets.toy import ToyTarget
 from paceline.tree import Drawn, Dropping, TokenTree
 from tests.toys import VOCAB, Clock, Timed, ToyRun, TreeDrafter, path_rule, trials

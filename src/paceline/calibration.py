@@ -20,7 +20,7 @@ from paceline.tree import TokenTree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CELL_PRIOR = 4.0  # so many judgements the drafter's own estimate counts for
+_CELL_PRIOR = 3.0  # so many judgements the drafter's own estimate counts for
 _CELL_FORGET = 0.998
 _TRUST_PRIOR = 12.0  # so many judgements the belief that a sequence is like the others counts for
 _STEP_FORGET = 0.9  # what a step's judgements of all sequences are worth after the next step
@@ -45,9 +45,6 @@ class _Cell:
         self.judged = self.judged * _CELL_FORGET + 1
         self.right = self.right * _CELL_FORGET + right
 
-    def chance(self, claimed: float) -> float:
-        return (self.right + _CELL_PRIOR * claimed) / (self.judged + _CELL_PRIOR)
-
 
 @dataclass(slots=True)
 class Trust:
@@ -55,16 +52,21 @@ class Trust:
 
     rate: Rate
     expected: float | None = None
-    factor: float = 1.0
 
     def learn(self, right: float, expected: float, judged: float = 1.0) -> None:
         """Of so many places, so many were right where ``expected`` were expected to be."""
         mean = expected / judged
         self.rate.learn(right, judged, mean)
         self.expected = mean if self.expected is None else mean + _EXPECTED_FORGET * (self.expected - mean)
+
+    @property
+    def factor(self) -> float:
+        """How many times the odds that were expected its drafts have."""
+        if self.expected is None:
+            return 1.0
         before = _bounded(self.expected)
         own = _bounded(self.rate.value(before))
-        self.factor = own / (1 - own) * (1 - before) / before
+        return own / (1 - own) * (1 - before) / before
 
 
 @dataclass(slots=True)
@@ -120,15 +122,17 @@ class Judge:
             depth = depths[parent] + 1
             key = origin, depth if depth < _DEEP else _DEEP, bisect_right(_STEPS, claim)
             cell = cells.get(key)
-            chance = claim if cell is None else cell.chance(claim)
-            chance = min(max(chance, _LEAST), _MOST)
-            odds = chance / (1 - chance) * all_factors.get(origin, 1.0)
+            if cell is not None:
+                claim = (cell.right + _CELL_PRIOR * claim) / (cell.judged + _CELL_PRIOR)
+            claim = _LEAST if claim < _LEAST else _MOST if claim > _MOST else claim
+            odds = claim / (1 - claim) * all_factors.get(origin, 1.0)
             own = odds * factors.get(origin, 1.0)
+            own /= 1 + own
             depths.append(depth)
             keys.append(key)
-            common.append(chance)
+            common.append(claim)
             expected.append(odds / (1 + odds))
-            survival.append(survival[parent] * min(max(own / (1 + own), _LEAST), _MOST))
+            survival.append(survival[parent] * (_LEAST if own < _LEAST else _MOST if own > _MOST else own))
         self._drafted = TokenTree(tree.tokens, parents, survival, origins, tree.q)
         return self._drafted
 

@@ -169,8 +169,9 @@ class StepCost:
 
         Fewer rows never take longer than more: what seems so was interrupted, or measured in slower times.
         """
-        rows = load.all_rows
-        self._reach(rows + more)
+        rows = load.rows + load.pieces
+        if rows + more >= len(self._cells) or rows + more >= len(self._rows):
+            self._reach(rows + more)
         base, believed, cells, factors = self._context(load), self._rows, self._cells, self._factors
         seconds = [(believed[n] + base) * factors[cells[n]] for n in range(rows + more, rows - 1, -1)]
         return list(itertools.accumulate(seconds, min))[::-1]

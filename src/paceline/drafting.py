@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.acceptance.rule import drafted
+from paceline.budget import Draft
 from paceline.cost import Load
 from paceline.drafters import View
 from paceline.errors import DrafterError
 from paceline.outcomes import of_piece, of_tree
-from paceline.pacer import Draft
 from paceline.tree import MAX_NODES, Dropping, TokenTree
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from paceline.rate import Rate
     from paceline.tree import TokenTree
 
-_TRIES = 0.012  # of what a sequence decodes may be spent on trying a drafter that does not pay
+_TRIES = 0.01  # of what a sequence decodes may be spent on trying a drafter that does not pay
 _MOST_TRIES = 0.5  # tokens that may be saved up for it
-_WORTH = 0.2  # tokens that an asked lookup is believed to bring until something is known
-_WORTH_FORGET = 0.9
+_WORTH = 0.15  # tokens that an asked lookup is believed to bring until something is known
+_WORTH_FORGET = 0.85
+_FIRST = 8  # times that a lookup is asked before it is judged
 _QUICK = 0.2
 _FADE = 0.9
 _AHEAD = 2
@@ -36,6 +37,7 @@ class Shared:
 
     rates: list[Rate] = field(default_factory=list)
     worth: float = _WORTH
+    asked: int = 0
 
 
 @dataclass
@@ -95,10 +97,11 @@ class Habit:
         """Judge what was proposed."""
         assert self.proposed is not None
         right, missed = self.proposed.follow(tokens)
+        expected = self.survival.first
         self.proposed = None
         self.survival.learn(right, missed)
-        if right:  # what was tried and right is tried again at once
-            self.credit += self.tried
+        if right:  # what was tried and was right against all expectation is tried again at once
+            self.credit += self.tried * (1 - expected)
         self.tried = 0.0
 
     def pays(self, nodes: int, tokens: float) -> None:
@@ -106,6 +109,7 @@ class Habit:
         self.kept += nodes
         self.useful = max(nodes, _FADE * self.useful)
         self.worth += (1 - _WORTH_FORGET) * (tokens + self.shared.worth - 2 * self.worth)
+        self.shared.asked += 1
         self.shared.worth += (1 - _SHARED_FORGET) * (tokens - self.shared.worth)
 
     @property
@@ -113,14 +117,18 @@ class Habit:
         """What it may be asked for: little more than was worth verifying of late, for it takes its time."""
         return _AHEAD + int(_AMPLE * self.useful)
 
-    def may_try(self, asking: float, patience: float = 1.0) -> bool:
-        """Whether a drafter that does not seem to pay is asked in this step, which costs so many tokens."""
+    def rests(self, asking: float) -> bool:
+        """Whether asking, which costs so many tokens, is known not to pay."""
+        return self.worth < asking and self.shared.asked > _FIRST
+
+    def earn(self, asking: float) -> None:
+        """A step goes by in which asking, which costs so many tokens, does not seem to pay."""
         self.credit = min(self.credit + _TRIES, max(_MOST_TRIES, asking))
-        if self.credit < asking * patience:
-            return False
+
+    def spend(self, asking: float) -> None:
+        """It is tried all the same."""
         self.credit -= asking
         self.tried = asking
-        return True
 
 
 @dataclass

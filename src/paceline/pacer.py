@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import ceil
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from paceline.budget import WORTH, covered, offered, spend
 from paceline.calibration import Judge
-from paceline.cost import Price, PriceList, Prices, StepCost
+from paceline.cost import Load, Price, PriceList, Prices, StepCost
 from paceline.habits import Habit, Habits, Lessons
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.cost import Load
+    from paceline.budget import Draft, Node
     from paceline.tree import Dropping, TokenTree
 
 
 _PLAIN_SAMPLES = 2
 _PLAIN_EVERY = 100  # steps after which the cost of a step without drafts is measured afresh
 _CLEAR = 1.5  # drafting that is so many times as fast as plain decoding needs no such measurement
+_TABLE_ERROR = 1.2  # the same where a table says so that was measured beforehand
 _MORE_EVERY = 32  # steps after which one node more than seems best is tried
+_MORE_SOON = 4
 _AHEAD = 8  # a lookup is asked for so many nodes, and for so many times as many as were worth verifying of late
 _AMPLE = 2
 _FADE = 0.9
 _LIKELY = 0.3
 _KEYS = 64  # isolation keys and drafters whose lessons are remembered, those used last
-
-
-@dataclass(slots=True)
-class Draft:
-    """What is drafted for one sequence in one step.
-
-    Attributes:
-        sequence: its number.
-        ceiling: the most nodes.
-        tree: what was drafted so far, weighed by :meth:`Pacer.weigh`.
-        context: tokens that have keys.
-        parts: who drafted what: the nodes from the first number up to, without, the second.
-        whole: whether the tree is verified whole: nothing of it is cut.
-    """
-
-    sequence: int
-    ceiling: int
-    tree: TokenTree
-    context: int = 0
-    parts: list[tuple[Habit, int, int]] = field(default_factory=list)
-    whole: bool = False
-
-
-_Node = tuple[float, float, float, float, int, int, int]
-"""A node that may be verified: what it is worth beside its own price, its survival, its price in seconds, its rows, the
-draft that it belongs to, the pass that would draft it (0: it is there, -1: none of its own), its place in its tree."""
-
-_WORTH = itemgetter(0)
 
 
 class Pacer:
@@ -73,6 +47,7 @@ class Pacer:
         self.prices = PriceList()
         self._states: dict[int, Habits] = {}
         self._believed = prices
+        self._load, self._plain = Load(1), 0.0  # the last step that was asked about, and its tokens a second
         self.forget()
 
     def forget(self) -> None:
@@ -118,42 +93,56 @@ class Pacer:
         """
         if not drafts:
             return []
-        rate = self.rate or load.decodes / self.cost(load)
-        asking = rate * price.asking(len(drafts)) / len(drafts)
+        if load is not self._load:
+            self._load, self._plain = load, load.decodes / self.cost(load)
+        rate = self._plain
         if price.cost == "lookup":
-            asked = self._of_whole if price.whole else self._of_lookup
-            return [asked(price, draft, asking, load) for draft in drafts]
+            return [self._of_lookup(price, draft, rate * price.asking(1), load) for draft in drafts]
         levels = self._levels(price, drafts, load)
         habits = [self._states[draft.sequence].of(price) for draft in drafts]
-        # A pass for one is a pass for all: who has waited for long joins in.
-        patience = 0.5 if any(levels) or any(habit.credit >= asking for habit in habits) else 1.0
+        resting = []
+        every = self._more_every(load.all_rows + sum(levels) + len(levels) - levels.count(0))
         for place, habit in enumerate(habits):
             if levels[place]:
-                habit.drafting = (habit.drafting + 1) % _MORE_EVERY
+                habit.drafting = (habit.drafting + 1) % every
                 levels[place] += habit.drafting == 0
             else:
-                levels[place] = int(habit.may_try(asking, patience))
-            if not price.samples:
-                levels[place] = min(levels[place], 1)
+                resting.append(place)
+        self._try(price, habits, levels, resting, rate)
+        if not price.samples:
+            levels = [min(level, 1) for level in levels]
         return [
-            min(draft.ceiling, ceil(count * habit.spread), habit.ahead)
-            for draft, habit, count in zip(drafts, habits, levels, strict=True)
+            min(draft.ceiling, ceil(level * habit.spread), habit.ahead)
+            for draft, habit, level in zip(drafts, habits, levels, strict=True)
         ]
 
+    def _try(
+        self, price: Price, habits: Sequence[Habit], levels: list[int], resting: Sequence[int], rate: float
+    ) -> None:
+        """Now and then have one level drafted for those who rest, all in one pass."""
+        if not resting:
+            return
+        passes = price.of_pass(len(habits))
+        cost = rate * (passes[-1] - passes[len(habits) - len(resting)])
+        for place in resting:
+            habits[place].earn(cost / len(resting))
+        if sum(habits[place].credit for place in resting) >= cost:
+            for place in resting:
+                habits[place].spend(cost / len(resting))
+                levels[place] = 1
+
     def _of_lookup(self, price: Price, draft: Draft, asking: float, load: Load) -> int:
-        """A lookup is asked for some more than was worth it of late, unless it brings less than the asking takes."""
+        """A lookup is asked for some more than was worth it of late, unless it brings less than the asking takes. One
+        whose trees are not cut is asked for all that is allowed, and to try it takes the time of their rows."""
         state = self._states[draft.sequence]
         habit = state.of(price)
-        if habit.worth < asking and not habit.may_try(asking):
-            return 0
-        return min(draft.ceiling, _AHEAD + int(_AMPLE * state.kept))
-
-    def _of_whole(self, price: Price, draft: Draft, asking: float, load: Load) -> int:
-        """A lookup whose trees are not cut is asked for all that is allowed, unless of late their rows took more than
-        they brought."""
-        habit = self._states[draft.sequence].of(price)
-        rows = self.rate * self._added(load, draft.ceiling)
-        return draft.ceiling if habit.worth >= asking or habit.may_try(asking + rows) else 0
+        if habit.rests(asking):
+            trying = asking + (self._plain * self._added(load, draft.ceiling) if price.whole else 0.0)
+            habit.earn(trying)
+            if habit.credit < trying:
+                return 0
+            habit.spend(trying)
+        return draft.ceiling if price.whole else min(draft.ceiling, _AHEAD + int(_AMPLE * state.kept))
 
     def _added(self, load: Load, rows: int) -> float:
         """Seconds that so many rows take beyond a load."""
@@ -162,26 +151,26 @@ class Pacer:
 
     def _levels(self, price: Price, drafts: Sequence[Draft], load: Load) -> list[int]:
         """How many levels a drafter that has a price is asked for."""
-        offered = self._offered(drafts)
-        _, rate = self._best(load, offered)
-        nodes: list[_Node] = []
+        there = offered(self.cost, drafts, self.rate)
+        _, rate, _ = spend(self.cost, load, there)
+        nodes: list[Node] = []
         block, count = price.cost == "block", len(drafts)
         habits = [self._states[draft.sequence].of(price) for draft in drafts]
         width = ceil(sum(habit.spread for habit in habits) / count)
         passes = price.of_pass(count if block else count * width)[:: 1 if block else width]
         for place, (draft, habit) in enumerate(zip(drafts, habits, strict=True)):
             seen = self.cost.of_context(load.all_rows, draft.context) * habit.spread
-            covered, worth = _covered(draft.tree), 1.0
+            shares, worth = covered(draft.tree), 1.0
             for level, alive in enumerate(
                 habit.survival.alive(ceil(min(draft.ceiling, habit.ahead) / habit.spread)), 1
             ):
-                gain = habit.share * alive * (1 - (covered[level] if level < len(covered) else 0.0))
+                gain = habit.share * alive * (1 - (shares[level] if level < len(shares) else 0.0))
                 free = block and level > 1
                 worth = min(worth, gain - rate * (seen + (0.0 if free else passes[-1] / count)))
                 deep = -1 if free else level
                 nodes.append((-worth, gain, seen, habit.share * habit.spread, place, deep, 0))
-        nodes = sorted(offered + nodes, key=_WORTH)
-        best, _ = self._best(load, nodes, passes)
+        nodes = sorted(there + nodes, key=WORTH)
+        best, _, _ = spend(self.cost, load, nodes, passes)
         levels = [0] * count
         for _, _, _, _, place, deep, _ in nodes[:best]:
             levels[place] += deep != 0
@@ -199,15 +188,14 @@ class Pacer:
             load: the step whatever is chosen, the roots of the trees included, and those that are verified whole.
             by: the liberty to drop the rest.
         """
-        nodes = self._offered(drafts)
-        best, rate = self._best(load, nodes)
-        line = self.cost.line(load, best)
+        nodes = offered(self.cost, drafts, self.rate)
+        best, rate, line = spend(self.cost, load, nodes)
         if not load.pieces:
             self.rate = rate
-        row = (line[-1] - line[0]) / best if best else 0.0
+        row = (line[best] / line[0] - 1) * load.decodes / best if best else 0.0  # what a row takes, in plain tokens
         if best and self._plain_is_due(load, rate * line[0] / load.decodes):
-            best = 0
-        elif best < len(nodes):
+            return [draft.tree.part([0], by) for draft in drafts]
+        if best < len(nodes):
             best += self._one_more(load.all_rows + best, nodes[best][1])
         kept: list[list[int]] = [[0] for _ in drafts]
         for _, _, _, _, place, _, node in nodes[:best]:
@@ -221,67 +209,35 @@ class Pacer:
             state.kept = max(len(chosen) - 1.0, _FADE * state.kept)
             for habit, first, end in draft.parts:
                 mine = [draft.tree.survival[node] for node in chosen if first <= node < end]
-                habit.pays(len(mine), sum(mine) - self.rate * row * len(mine))
+                habit.pays(len(mine), sum(mine) - row * len(mine))
         return [draft.tree.part(sorted(chosen), by) for draft, chosen in zip(drafts, kept, strict=True)]
 
     def _keep_whole(self, draft: Draft, chosen: list[int], load: Load) -> None:
         """Choose all of a tree, and learn whether that pays."""
         nodes = len(draft.tree) - 1
         chosen += range(1, nodes + 1)
-        seconds = self._added(replace(load, rows=load.rows - nodes), nodes)
+        rows = self._plain * self._added(replace(load, rows=load.rows - nodes), nodes)
         for habit, _, _ in draft.parts:
-            habit.pays(nodes, sum(draft.tree.survival[1:]) - self.rate * seconds)
-
-    def _offered(self, drafts: Sequence[Draft]) -> list[_Node]:
-        """The nodes that are there already and may be cut, the best first."""
-        nodes: list[_Node] = []
-        for place, draft in enumerate(drafts):
-            if draft.whole:
-                continue
-            seen = self.cost.of_context(1, draft.context)
-            price, survival = self.rate * seen, draft.tree.survival
-            nodes += [(price - survival[n], survival[n], seen, 1.0, place, 0, n) for n in range(1, len(survival))]
-        nodes.sort(key=_WORTH)
-        return nodes
-
-    def _best(self, load: Load, nodes: Sequence[_Node], passes: Sequence[float] = ()) -> tuple[int, float]:
-        """How many of the nodes, the best first, bring the most expected tokens a second, and how many those are.
-
-        The time of prompts' pieces is not held against the drafts beside them.
-
-        Args:
-            passes: seconds of a drafter's pass for 0, 1, 2, ... sequences.
-        """
-        line = self.cost.line(load, ceil(sum(node[3] for node in nodes)))
-        more = self.cost(load.without_pieces()) - line[0] if load.pieces else 0.0
-        tokens, rows = float(load.decodes), 0.0
-        drafting: dict[int, int] = {}
-        best, best_rate = 0, tokens / (line[0] + more)
-        for count, (_, gain, seconds, size, _, deep, _) in enumerate(nodes, 1):
-            tokens += gain
-            rows += size
-            more += seconds
-            if deep > 0:
-                others = drafting.get(deep, 0)
-                drafting[deep] = others + 1
-                more += passes[others + 1] - passes[others]
-            rate = tokens / (line[int(rows)] + more)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        return best, best_rate
+            habit.pays(nodes, sum(draft.tree.survival[1:]) - rows)
 
     def _one_more(self, rows: int, alive: float) -> int:
         """Whether to take one row more than seems best, for what its time tells: now and then, and where it may well be
         right while what such a step takes has hardly been measured."""
         self._cut += 1
-        unknown = alive > _LIKELY and not self.cost.prices.known and self.cost.samples(rows + 1) < _PLAIN_SAMPLES
-        return int(unknown or self._cut % _MORE_EVERY == 0)
+        likely = alive > _LIKELY
+        unknown = likely and not self.cost.prices.known and self.cost.samples(rows + 1) < _PLAIN_SAMPLES
+        return int(unknown or self._cut % (self._more_every(rows + 1) if likely else _MORE_EVERY) == 0)
+
+    def _more_every(self, rows: int) -> int:
+        """After how many steps more than seems best is tried: soon where so many rows are known from a table alone."""
+        return _MORE_EVERY if self.cost.samples(rows) else _MORE_SOON
 
     def _plain_is_due(self, load: Load, faster: float) -> bool:
         """Whether a step without drafts is worth its while for what it tells: not where drafting is clearly faster."""
+        known = self.cost.prices.known
         if load.pieces or faster > _CLEAR:
             return False
-        if not self.cost.prices.known and self.cost.samples(load.rows) < _PLAIN_SAMPLES:
+        if self.cost.samples(load.rows) < (1 if known else _PLAIN_SAMPLES) and not (known and faster > _TABLE_ERROR):
             return True
         since = self._since_plain[load.rows] = self._since_plain.get(load.rows, 0) + 1
         return since > _PLAIN_EVERY
@@ -314,14 +270,3 @@ class Pacer:
         for habit in state.each.values():
             if habit.proposed is not None:
                 habit.learn(tokens)
-
-
-def _covered(tree: TokenTree) -> list[float]:
-    """For each depth the chance that what follows is in the tree so far."""
-    covered = [1.0]
-    for depth, survival in zip(tree.depths(), tree.survival, strict=True):
-        if depth == len(covered):
-            covered.append(0.0)
-        if depth:
-            covered[depth] = min(1.0, covered[depth] + survival)
-    return covered

@@ -40,26 +40,27 @@ class Rate:
         """Of so many, so many were right; ``belief`` was held beforehand."""
         before = self.turned
         turned = before + self.hazard * (1 - before)
-        kept = before / turned if turned else 0.0  # a turn that comes only now has seen nothing yet
+        kept = before / turned if before else 0.0  # a turn that comes only now has seen nothing yet
         fresh_judged, fresh_right = self.fresh_judged * kept, self.fresh_right * kept
-        old = min(max(self._old(belief), _LEAST), _MOST)
+        weight = self.judged + self.believed
+        old = (self.right + self.believed * belief) / weight if weight else belief
+        old = _LEAST if old < _LEAST else _MOST if old > _MOST else old
         fresh = (fresh_right + 0.5) / (fresh_judged + 1)
-        wrong = judged - right
-        odds = right * log(fresh / old) + wrong * log((1 - fresh) / (1 - old))
-        weight = turned * exp(min(odds, 50.0))
-        self.turned = (1 - _DOUBT) * weight / (weight + 1 - turned)
-        self.fresh_judged, self.fresh_right = fresh_judged + judged, fresh_right + right
+        if judged == 1.0:
+            odds = fresh / old if right else (1 - fresh) / (1 - old)
+        else:
+            odds = exp(min(right * log(fresh / old) + (judged - right) * log((1 - fresh) / (1 - old)), 50.0))
+        weight = turned * odds
+        turned = (1 - _DOUBT) * weight / (weight + 1 - turned)
+        self.turned, self.fresh_judged, self.fresh_right = turned, fresh_judged + judged, fresh_right + right
         self.judged = self.judged * self.slow + judged
         self.right = self.right * self.slow + right
         self.believed += (1 - self.slow) * (self.prior - self.believed)
-        if self.turned > _SURE:
+        if turned > _SURE:
             self.judged, self.right, self.believed, self.turned = self.fresh_judged, self.fresh_right, 0.5, 0.0
 
     def value(self, belief: float) -> float:
         """The estimate, where ``belief`` was held beforehand."""
-        fresh = (self.fresh_right + 0.5) / (self.fresh_judged + 1)
-        return self._old(belief) + self.turned * (fresh - self._old(belief))
-
-    def _old(self, belief: float) -> float:
         weight = self.judged + self.believed
-        return (self.right + self.believed * belief) / weight if weight else belief
+        old = (self.right + self.believed * belief) / weight if weight else belief
+        return old + self.turned * ((self.fresh_right + 0.5) / (self.fresh_judged + 1) - old)

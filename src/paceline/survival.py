@@ -50,3 +50,8 @@ class Survival:
                 break
             chances.append(product)
         return chances
+
+    @property
+    def first(self) -> float:
+        """The chance of the first draft."""
+        return next(iter(self.alive(1)), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ResourceError
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from paceline.budget import Draft
     from paceline.cost import Load
-    from paceline.pacer import Draft
     from paceline.tree import TokenTree
 
 
@@ -28,6 +29,7 @@ class Trace:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise ResourceError(f"the trace {path} cannot be written ({error.strerror}): name another file.") from error
+        weakref.finalize(self, self._file.close)
         self._sequences: list[dict[str, Any]] = []
 
     def chosen(self, drafts: Sequence[Draft], trees: Sequence[TokenTree]) -> None:

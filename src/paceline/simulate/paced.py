@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.budget import Draft
 from paceline.cost import Load, Price, Prices
-from paceline.pacer import Draft, Pacer
+from paceline.pacer import Pacer
 from paceline.tree import Dropping, TokenTree
 
 if TYPE_CHECKING:
