@@ -17,9 +17,9 @@ from paceline.bridges import bridge
 from paceline.drafters import View
 from paceline.text import Tokenizer
 from paceline.tree import Drawn, Dropping
+from tests.draft_models import Draft, ride
 from tests.models import tiny
 from tests.test_bridges import KINDS
-from tests.test_drafters_draft_model import Draft, ride
 from tests.toys import EOS, VOCAB, StrictTarget, ToyRun, alone, path_rule, same
 from tests.toys import TOKENIZER as BYTES
 

@@ -140,15 +140,22 @@ class Drafting:
         load = _load(plan, drafts)
         for places in free.values():
             self._paced([sequences[place] for place in places], [drafts[place] for place in places], load)
-        chosen = [draft for draft in drafts if draft.parts]
-        selected = self._pacer.select(chosen, _load(plan, drafts), Dropping()) if chosen else []
+        if free:
+            self._select([draft for draft in drafts if draft.parts], _load(plan, drafts))
+            load = _load(plan, drafts)
+        self._load = load
+        return [draft.tree for draft in drafts]
+
+    def _select(self, drafts: Seq[Draft], load: Load) -> None:
+        """Keep of trees what is worth its rows."""
+        if not drafts:
+            return
+        selected = self._pacer.select(drafts, load, Dropping())
         if self.trace is not None:
-            self.trace.chosen(chosen, selected)
-        for draft, tree in zip(chosen, selected, strict=True):
+            self.trace.chosen(drafts, selected)
+        for draft, tree in zip(drafts, selected, strict=True):
             draft.tree = tree
             draft.parts.clear()
-        self._load = _load(plan, drafts)
-        return [draft.tree for draft in drafts]
 
     def _fixed(self, sequences: Seq[Sequence], drafts: Seq[Draft]) -> None:
         """Draft as much as is allowed. What is measured may not decide what is verified here; it is weighed for what

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.budget import Draft, Node
+    from paceline.calibration import Calibration
     from paceline.tree import Dropping, TokenTree
 
 
@@ -47,6 +48,7 @@ class Pacer:
     def __init__(self, prices: Prices | None = None) -> None:
         self.prices = PriceList()
         self._states: dict[int, Habits] = {}
+        self._judged: list[Calibration] = []  # whose drafts were judged since the last step
         self._believed = prices
         self._load, self._plain = Load(1), 0.0  # the last step that was asked about, and its tokens a second
         self.forget()
@@ -245,8 +247,8 @@ class Pacer:
 
     def learn_step(self, load: Load, seconds: float) -> None:
         """A step took so long, drafting not counted. Few rows of prompts cost less than as many of trees."""
-        for lessons in self._lessons.values():
-            lessons.calibration.close()
+        while self._judged:
+            self._judged.pop().close()
         if not load.pieces or load.all_rows > 64:
             self.cost.learn(load, seconds)
             self._since_plain[load.all_rows] = 0
@@ -266,7 +268,9 @@ class Pacer:
     def learn_outcome(self, sequence: int, tokens: Sequence[int]) -> None:
         """These tokens follow the root of the trees that were proposed last."""
         state = self._states[sequence]
-        state.judge.learn(tokens)
+        right, missed = state.judge.learn(tokens)
+        if right or missed:
+            self._judged.append(state.lessons.calibration)
         state.accept(len(tokens) - 1)
         for habit in state.each.values():
             if habit.proposed is not None:
