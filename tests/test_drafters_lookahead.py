@@ -14,15 +14,13 @@ from paceline.drafters import Outcome, View
 from paceline.drafters.lookahead import METHOD, LookaheadDrafter
 from paceline.errors import DrafterError
 from paceline.options import Speculation
-from paceline.targets.toy import ToyTarget
 from paceline.tree import MAX_NODES, Dropping
-from tests.toys import VOCAB, Clock, Timed, ToyRun, alone, no_draw, path_rule, same, trials
+from tests.toys import VOCAB, ToyRun, alone, no_draw, path_rule, same, trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from paceline.request import Sequence
     from paceline.tree import TokenTree
 
     Greedy = Callable[[list[int]], int]
@@ -229,24 +227,6 @@ def test_forks_go_their_own_way_and_nothing_is_left() -> None:
     assert not drafter._windows
 
 
-class Whole(LookaheadDrafter):
-    """Keeps the sizes of its trees, and of what was scored of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proposed: list[int] = []
-        self.scored: list[int] = []
-
-    def propose(self, views: Seq[View], budgets: Seq[int]) -> list[TokenTree]:
-        trees = super().propose(views, budgets)
-        self.proposed += [len(tree) for tree in trees if len(tree) > 1]
-        return trees
-
-    def observe(self, outcomes: Seq[Outcome]) -> None:
-        super().observe(outcomes)
-        self.scored += [len(outcome.scored) for outcome in outcomes if len(outcome.scored) > 1]
-
-
 def test_a_column_that_begins_like_a_deep_guess_is_no_likelier() -> None:
     drafter = LookaheadDrafter(1, 33, 1)
     drafter.start(view([5]), 0)
@@ -316,34 +296,6 @@ def test_a_target_of_short_memory_is_looked_ahead_of() -> None:
         session.step()
         steps += 1
     assert session.accepted / steps > 1.0
-
-
-@pytest.mark.parametrize(("row", "pays"), [(0.0005, True), (0.1, False)])
-def test_its_trees_are_verified_whole_where_that_pays_and_else_not_at_all(row: float, pays: bool) -> None:
-    """Adaptive: what it accepts is what it would without the pacer; where rows are dear it hardly drafts."""
-    rule = path_rule(40, seed=3, memory=1, spread=8.0)
-    prompt = random.Random(1).sample(range(40), 6)
-    options: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "eos": ()}
-
-    def ride(adaptive: bool) -> tuple[Clock, Whole, Sequence]:
-        clock, drafter = Clock(), Whole()
-        target = Timed(ToyTarget(rule, 40, 256), clock, lambda rows: 1.0 + row * (rows - 1))
-        run = ToyRun(rule, vocab=40, target=target, clock=clock)
-        wish = {"num_speculative_tokens": 55, "adaptive": adaptive}
-        sequence = run.add(prompt, drafter, speculation=wish, **options)
-        run.finish(sequence)
-        same(sequence, alone(rule, prompt, vocab=40, **options))
-        return clock, drafter, sequence
-
-    _, _, fixed = ride(False)
-    clock, drafter, sequence = ride(True)
-    assert drafter.proposed == drafter.scored
-    assert fixed.record.accepted > 50
-    if pays:
-        assert sequence.record.accepted > 0.8 * fixed.record.accepted
-        assert clock.now < 0.7 * 150
-    else:
-        assert clock.now < 1.2 * 150
 
 
 def test_not_one_token_of_the_default_model_differs(llm: LLM) -> None:

@@ -25,7 +25,6 @@ class Draft:
         tree: what was drafted so far, weighed by :meth:`Pacer.weigh`.
         context: tokens that have keys.
         parts: who drafted what: the nodes from the first number up to, without, the second.
-        whole: whether the tree is verified whole: nothing of it is cut.
     """
 
     sequence: int
@@ -33,7 +32,6 @@ class Draft:
     tree: TokenTree
     context: int = 0
     parts: list[tuple[Habit, int, int]] = field(default_factory=list)
-    whole: bool = False
 
 
 Node = tuple[float, float, float, float, int, int, int]
@@ -44,11 +42,9 @@ WORTH = itemgetter(0)
 
 
 def offered(cost: StepCost, drafts: Sequence[Draft], rate: float) -> list[Node]:
-    """The nodes that are there already and may be cut, the best first."""
+    """The nodes that are there already, the best first."""
     nodes: list[Node] = []
     for place, draft in enumerate(drafts):
-        if draft.whole:
-            continue
         seen = cost.of_context(1, draft.context)
         price, survival = rate * seen, draft.tree.survival
         nodes += [(price - survival[n], survival[n], seen, 1.0, place, 0, n) for n in range(1, len(survival))]

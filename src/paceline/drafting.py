@@ -208,7 +208,6 @@ class Drafting:
             draft.tree.merge(tree)
         draft.parts.append((habit, before, len(draft.tree)))
         draft.tree = self._pacer.weigh(sequence.id, draft.tree, before)
-        draft.whole = price.whole
 
     def _ask(self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[int]) -> list[TokenTree]:
         """One drafter's trees; what cannot be verified is left out with a line in the log, and the root is there."""
@@ -318,7 +317,7 @@ def _draft(sequence: Sequence, room: int) -> Draft:
 
 def _load(plan: Plan, drafts: Seq[Draft]) -> Load:
     """What a pass has to do with these trees; of those that are still to be cut the roots alone."""
-    rows = [1 if draft.parts and not draft.whole else len(draft.tree) for draft in drafts]
+    rows = [1 if draft.parts else len(draft.tree) for draft in drafts]
     pieces = sum(piece.rows for piece in plan.pieces)
     read = sum(draft.context for draft in drafts) + sum(piece.start + piece.rows for piece in plan.pieces)
     seen = sum(draft.context * nodes for draft, nodes in zip(drafts, rows, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -100,7 +99,7 @@ class Pacer:
             self._load, self._plain = load, load.decodes / self.cost(load)
         rate = self._plain
         if price.cost == "lookup":
-            return [self._of_lookup(price, draft, rate * price.asking(1), load) for draft in drafts]
+            return [self._of_lookup(price, draft, rate * price.asking(1)) for draft in drafts]
         levels = self._levels(price, drafts, load)
         habits = [self._states[draft.sequence].of(price) for draft in drafts]
         resting = []
@@ -134,23 +133,16 @@ class Pacer:
                 habits[place].spend(cost / len(resting))
                 levels[place] = 1
 
-    def _of_lookup(self, price: Price, draft: Draft, asking: float, load: Load) -> int:
-        """A lookup is asked for some more than was worth it of late, unless it brings less than the asking takes. One
-        whose trees are not cut is asked for all that is allowed, and to try it takes the time of their rows."""
+    def _of_lookup(self, price: Price, draft: Draft, asking: float) -> int:
+        """A lookup is asked for some more than was worth it of late, unless it brings less than the asking takes."""
         state = self._states[draft.sequence]
         habit = state.of(price)
         if habit.rests(asking):
-            trying = asking + (self._plain * self._added(load, draft.ceiling) if price.whole else 0.0)
-            habit.earn(trying)
-            if habit.credit < trying:
+            habit.earn(asking)
+            if habit.credit < asking:
                 return 0
-            habit.spend(trying)
-        return draft.ceiling if price.whole else min(draft.ceiling, _AHEAD + int(_AMPLE * state.kept))
-
-    def _added(self, load: Load, rows: int) -> float:
-        """Seconds that so many rows take beyond a load."""
-        line = self.cost.line(load, rows)
-        return line[-1] - line[0]
+            habit.spend(asking)
+        return min(draft.ceiling, _AHEAD + int(_AMPLE * state.kept))
 
     def _levels(self, price: Price, drafts: Sequence[Draft], load: Load) -> list[int]:
         """How many levels a drafter that has a price is asked for."""
@@ -188,7 +180,7 @@ class Pacer:
 
         Args:
             drafts: with their trees.
-            load: the step whatever is chosen, the roots of the trees included, and those that are verified whole.
+            load: the step whatever is chosen, the roots of the trees included.
             by: the liberty to drop the rest.
         """
         nodes = offered(self.cost, drafts, self.rate)
@@ -205,23 +197,12 @@ class Pacer:
             if len(kept[place]) <= drafts[place].ceiling:
                 kept[place].append(node)
         for draft, chosen in zip(drafts, kept, strict=True):
-            if draft.whole:
-                self._keep_whole(draft, chosen, load)
-                continue
             state = self._states[draft.sequence]
             state.kept = max(len(chosen) - 1.0, _FADE * state.kept)
             for habit, first, end in draft.parts:
                 mine = [draft.tree.survival[node] for node in chosen if first <= node < end]
                 habit.pays(len(mine), sum(mine) - row * len(mine))
         return [draft.tree.part(sorted(chosen), by) for draft, chosen in zip(drafts, kept, strict=True)]
-
-    def _keep_whole(self, draft: Draft, chosen: list[int], load: Load) -> None:
-        """Choose all of a tree, and learn whether that pays."""
-        nodes = len(draft.tree) - 1
-        chosen += range(1, nodes + 1)
-        rows = self._plain * self._added(replace(load, rows=load.rows - nodes), nodes)
-        for habit, _, _ in draft.parts:
-            habit.pays(nodes, sum(draft.tree.survival[1:]) - rows)
 
     def _one_more(self, rows: int, alive: float) -> int:
         """Whether to take one row more than seems best, for what its time tells: now and then, and where it may well be

@@ -26,13 +26,11 @@ class Price:
         name: the method's.
         cost: what shape its cost has.
         number: tells it from all others.
-        whole: whether its trees are verified whole or not at all.
     """
 
     name: str
     cost: Cost = "level"
     number: int = 0
-    whole: bool = False
     passes: StepCost = field(default_factory=StepCost)
     each: float = 0.0
     samples: int = 0
@@ -74,9 +72,7 @@ class PriceList:
         known = self._known.get(key)
         if known is None or known[0]() is not drafter:
             forget: Callable[[object], object] = lambda _: self._known.pop(key, None)  # noqa: E731
-            needs = drafter.needs
-            price = Price(drafter.name, needs.cost, next(self._numbers), needs.whole)
-            known = weakref.ref(drafter, forget), price
+            known = weakref.ref(drafter, forget), Price(drafter.name, drafter.needs.cost, next(self._numbers))
             self._known[key] = known
             self._tell(known[1])
         return known[1]

@@ -36,7 +36,6 @@ class Needs:
         members: drafters that are asked in this order, each for what pays given what those before it said; their trees
             are merged. Without any the drafter itself is asked.
         wish: what of a request it drafts from, and cannot do without.
-        whole: its trees teach it something as a whole: all of one is verified, or only the root. Of lookups alone.
         ended: is told of every request that has ended, before it is released, with what was delivered of it: for what
             is learned across requests.
     """
@@ -46,7 +45,6 @@ class Needs:
     cost: Cost = "level"
     members: tuple[Drafter, ...] = ()
     wish: Literal["prediction", "constraint"] | None = None
-    whole: bool = False
     ended: Callable[[View], None] | None = field(default=None, compare=False)
 
 

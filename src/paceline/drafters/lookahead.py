@@ -115,7 +115,7 @@ class LookaheadDrafter:
     """Trees of a window that iterates and of the n-grams that it found; nothing outlives its request."""
 
     name = "lookahead"
-    needs = Needs(top_k=1, cost="lookup", whole=True)
+    needs = Needs(top_k=1, cost="lookup")
 
     def __init__(self, window: int = 7, level: int = 5, guesses: int = 7) -> None:
         """Look ahead with W = ``window`` columns, n-grams of N = ``level`` tokens and G = ``guesses`` of them a step.
