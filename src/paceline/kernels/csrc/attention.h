@@ -17,7 +17,11 @@
 #define PL_SPAN (PL_CHUNK + 64) /* lanes of storage that a chunk may reach into: its keys and a whole tree */
 #define PL_PAIRS PL_ROWS        /* (row, head) pairs worked on together */
 /* Pages, or vectors of a value, that go together with that many pairs: as registers allow. */
-#define PL_WIDE(pairs) (PL_ROWS == 8 && (pairs) <= 4 ? 4 : 2)
+#if defined(PL_AVX512)
+#define PL_WIDE(pairs) ((pairs) <= 4 ? 4 : 2)
+#else
+#define PL_WIDE(pairs) ((pairs) <= 3 ? 2 : 1)
+#endif
 #define PL_QUERY (PL_MAX_DIM + 16) /* a known distance costs no register; not a power of two, for the cache's sake */
 #define PL_BLOCK 16             /* rows of a segment that make one unit of work */
 

@@ -7,6 +7,12 @@
 
 #define PL_GROUP 3 /* tiles of 16 outputs that are worked on together */
 #define PL_NEAR (96 << 10) /* bytes of a tile: two groups of these fit the second cache */
+/* Whether registers hold the sums of so many rows and all tiles of a group. */
+#if defined(PL_AVX2)
+#define PL_TOGETHER(rows) ((rows) <= 2)
+#else
+#define PL_TOGETHER(rows) 1
+#endif
 
 enum { PL_STORE, PL_ADD, PL_LOGITS };
 
@@ -107,32 +113,70 @@ PL_INLINE vf v_from_sums(const int32_t *sums, int32_t offset)
 
 #elif defined(PL_AVX2)
 
+/* 4 outputs x 4 inputs, widened to 16 bits: nothing saturates. */
+PL_INLINE __m256i pl_widen(const uint8_t *w) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)w)); }
+
+PL_INLINE __m256i pl_four_inputs(const pl_input *in)
+{
+    int64_t four;
+    memcpy(&four, in, 8);
+    return _mm256_set1_epi64x(four);
+}
+
+/* Two sums an output, side by side, of 4 and 4 outputs. */
+PL_INLINE void pl_store_sums(int32_t *sums, __m256i a, __m256i b)
+{
+    _mm256_storeu_si256((__m256i *)sums, _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8));
+}
+
+/* `fours` (2 or 4) x 4 outputs of one tile. */
+PL_INLINE void pl_int8_fours(const int rows, const int fours, const pl_input *in, size_t stride, const uint8_t *w,
+                             size_t k, const char *fetch, int32_t *sums, size_t apart)
+{
+    const __m256i zero = _mm256_setzero_si256();
+#define PL_ZERO(r) __m256i a##r = zero, b##r = zero, c##r = zero, d##r = zero;
+    PL_EIGHT(PL_ZERO)
+#undef PL_ZERO
+    for (size_t i = 0; i < k; i += 4, w += 4 * PL_LANES) {
+        __m256i w0 = pl_widen(w), w1 = pl_widen(w + 16), w2 = w0, w3 = w1;
+        if (fours == 4)
+            w2 = pl_widen(w + 32), w3 = pl_widen(w + 48);
+        if (fetch != NULL)
+            PL_FETCH(fetch + i * PL_LANES);
+#define PL_ADD_ROW(r) \
+    if (r < rows) { \
+        __m256i x = pl_four_inputs(in + r * stride + i); \
+        a##r = _mm256_add_epi32(a##r, _mm256_madd_epi16(w0, x)); \
+        b##r = _mm256_add_epi32(b##r, _mm256_madd_epi16(w1, x)); \
+        if (fours == 4) { \
+            c##r = _mm256_add_epi32(c##r, _mm256_madd_epi16(w2, x)); \
+            d##r = _mm256_add_epi32(d##r, _mm256_madd_epi16(w3, x)); \
+        } \
+    }
+        PL_EIGHT(PL_ADD_ROW)
+#undef PL_ADD_ROW
+    }
+#define PL_KEEP(r) \
+    if (r < rows) { \
+        pl_store_sums(sums + r * apart, a##r, b##r); \
+        if (fours == 4) \
+            pl_store_sums(sums + r * apart + 8, c##r, d##r); \
+    }
+    PL_EIGHT(PL_KEEP)
+#undef PL_KEEP
+}
+
 PL_INLINE void pl_int8_tile(const int rows, const int tiles, const pl_input *in, size_t stride, const uint8_t *w,
                             size_t k, const char *const *fetch, int32_t *sums)
 {
-    (void)fetch;
-    for (int t = 0; t < tiles; t++) {
-        __m256i acc[PL_ROWS][4];
-        const uint8_t *at = w + (size_t)t * PL_LANES * k;
-        for (int r = 0; r < rows; r++)
-            for (int q = 0; q < 4; q++)
-                acc[r][q] = _mm256_setzero_si256();
-        for (size_t i = 0; i < k; i += 4)
-            for (int q = 0; q < 4; q++) { /* 4 outputs x 4 inputs, widened to 16 bits: nothing saturates */
-                __m256i weights = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(at + i * PL_LANES + 16 * q)));
-                for (int r = 0; r < rows; r++) {
-                    int64_t four;
-                    memcpy(&four, in + (size_t)r * stride + i, 8);
-                    __m256i x = _mm256_set1_epi64x(four);
-                    acc[r][q] = _mm256_add_epi32(acc[r][q], _mm256_madd_epi16(weights, x));
-                }
-            }
-        for (int r = 0; r < rows; r++)
-            for (int q = 0; q < 4; q += 2) { /* two sums an output, side by side */
-                __m256i pair = _mm256_hadd_epi32(acc[r][q], acc[r][q + 1]);
-                pair = _mm256_permute4x64_epi64(pair, 0xd8);
-                _mm256_storeu_si256((__m256i *)(sums + (r * tiles + t) * PL_LANES + 4 * q), pair);
-            }
+    const size_t apart = (size_t)tiles * PL_LANES;
+    for (int t = 0; t < tiles; t++, w += PL_LANES * k, sums += PL_LANES) {
+        if (PL_TOGETHER(rows)) {
+            pl_int8_fours(rows, 4, in, stride, w, k, fetch[t], sums, apart);
+        } else { /* registers hold half a tile */
+            pl_int8_fours(rows, 2, in, stride, w, k, fetch[t], sums, apart);
+            pl_int8_fours(rows, 2, in, stride, w + 32, k, NULL, sums + 8, apart);
+        }
     }
 }
 
@@ -176,8 +220,9 @@ PL_INLINE vf pl_load_weights(const void *w, size_t at, const int bf16)
     return bf16 ? v_load_bf16((const uint16_t *)w + at) : v_load((const float *)w + at);
 }
 
-PL_INLINE void pl_float_tile(const int rows, const int tiles, const int bf16, const float *in, size_t stride,
-                             const void *w, size_t k, const char *const *fetch, vf *sums)
+/* Row r's sums go to sums[r * every ...]. */
+PL_INLINE void pl_float_tiles(const int rows, const int tiles, const int bf16, const float *in, size_t stride,
+                              const void *w, size_t k, const char *const *fetch, vf *sums, const int every)
 {
     const vf zero = v_zero();
     const size_t apart = tiles == 3 ? k * PL_LANES : 0, line = PL_LANES * (bf16 ? 2 : 4);
@@ -188,8 +233,10 @@ PL_INLINE void pl_float_tile(const int rows, const int tiles, const int bf16, co
         vf w0 = pl_load_weights(w, i * PL_LANES, bf16), w1 = w0, w2 = w0;
         if (!bf16 || i % 2 == 0) {
             PL_FETCH(fetch[0] + i * line);
-            PL_FETCH(fetch[1] + i * line);
-            PL_FETCH(fetch[2] + i * line);
+            if (tiles == every) {
+                PL_FETCH(fetch[1] + i * line);
+                PL_FETCH(fetch[2] + i * line);
+            }
         }
         if (tiles == 3) {
             w1 = pl_load_weights(w, i * PL_LANES + apart, bf16);
@@ -209,14 +256,25 @@ PL_INLINE void pl_float_tile(const int rows, const int tiles, const int bf16, co
     }
 #define PL_KEEP(r) \
     if (r < rows) { \
-        sums[r * tiles] = a##r; \
+        sums[r * every] = a##r; \
         if (tiles == 3) { \
-            sums[r * tiles + 1] = b##r; \
-            sums[r * tiles + 2] = c##r; \
+            sums[r * every + 1] = b##r; \
+            sums[r * every + 2] = c##r; \
         } \
     }
     PL_EIGHT(PL_KEEP)
 #undef PL_KEEP
+}
+
+PL_INLINE void pl_float_tile(const int rows, const int tiles, const int bf16, const float *in, size_t stride,
+                             const void *w, size_t k, const char *const *fetch, vf *sums)
+{
+    const size_t bytes = k * PL_LANES * (bf16 ? 2 : 4);
+    if (PL_TOGETHER(rows))
+        pl_float_tiles(rows, tiles, bf16, in, stride, w, k, fetch, sums, tiles);
+    else
+        for (int t = 0; t < tiles; t++)
+            pl_float_tiles(rows, 1, bf16, in, stride, (const char *)w + (size_t)t * bytes, k, fetch + t, sums + t, tiles);
 }
 
 /* Rows row .. row + rows - 1 times tiles tile .. tile + tiles - 1, all counts known when compiled. */

@@ -24,6 +24,10 @@
 #define PL_NUMBERS(X, ...) \
     X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) \
     X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__)
+#elif defined(PL_AVX2)
+#define PL_ROWS 6
+#define PL_NUMBERS(X, ...) \
+    X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
 #else
 #define PL_ROWS 2
 #define PL_NUMBERS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__)
