@@ -13,7 +13,7 @@ from paceline.errors import KernelError
 from paceline.kernels.plan import check_beside
 from paceline.pages import PAGE
 from paceline.targets import Scores
-from paceline.targets.linear import rotate, unpack_linear
+from paceline.targets.linear import BLOCK, unpack_linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ _EXACT = 1024  # 127 x 127 x 1024 < 2^24: sums of so many 8-bit products are exa
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rotated float32 [R, K] as whole numbers -127 to 127 (in float32), and a scale for each row [R, 1]."""
     top = rows.abs().amax(1, keepdim=True)
-    inverse = torch.where(top > 0, 127 / top, torch.zeros_like(top))
+    # A true division: a number divided by a tensor multiplies by its rounded reciprocal, which moves ties.
+    inverse = torch.where(top > 0, torch.full_like(top, 127) / top, torch.zeros_like(top))
     return (rows * inverse).round(), top / 127
 
 
@@ -61,7 +62,13 @@ class ReferenceLinear:
 
 
 def rotate_rows(rows: Tensor) -> Tensor:
-    return _each(lambda row: rotate(row[None])[0], rows, -(-rows.shape[1] // 64) * 64)
+    """:func:`paceline.targets.linear.rotate` as additions in a fixed order, for a sum that is rounded otherwise can move
+    an input by a whole step."""
+    blocks = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK)).reshape(-1, BLOCK)
+    for apart in (16, 32, 8, 4, 2, 1):
+        first, second = blocks.reshape(-1, 2, apart).unbind(1)
+        blocks = torch.stack((first + second, first - second), 1)
+    return blocks.reshape(rows.shape[0], -1) * BLOCK**-0.5
 
 
 def norm(row: Tensor, weight: Tensor, eps: float) -> Tensor:
