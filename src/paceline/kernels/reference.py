@@ -62,7 +62,7 @@ class ReferenceLinear:
 
 
 def rotate_rows(rows: Tensor) -> Tensor:
-    """:func:`paceline.targets.linear.rotate` as additions in a fixed order, for a sum that is rounded otherwise can move
+    """:func:`paceline.targets.linear.rotate` as additions in a fixed order: a sum that is rounded otherwise can move
     an input by a whole step."""
     blocks = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK)).reshape(-1, BLOCK)
     for apart in (16, 32, 8, 4, 2, 1):
