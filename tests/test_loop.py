@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
@@ -352,6 +354,24 @@ def test_a_loop_that_has_ended_holds_no_engine() -> None:
     gc.collect()
     assert engine() is None
     assert loop() is None
+
+
+def test_the_interpreter_waits_for_a_loop_that_still_frees_its_engine() -> None:
+    script = """
+import time
+from paceline.loop import Loop
+
+class Engine:
+    idle = True
+
+    def __del__(self):
+        time.sleep(0.3)  # as a large model may take
+        print("freed")
+
+Loop(Engine()).stop()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "freed\n", "")
 
 
 def test_a_forked_child_is_told_so(looped: Looped) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import weakref
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Loop:
         self._process = os.getpid()
         self._thread = Thread(target=self._run, name="paceline", daemon=True)
         self._thread.start()
-        atexit.register(self.close, _PATIENCE)
+        atexit.register(_end, weakref.ref(self), self._thread)
 
     def held(self) -> bool:
         """Whether the calling thread has the engine for itself, as in :meth:`paused`."""
@@ -179,7 +180,6 @@ class Loop:
                 self._end(sequence)
             self._ended = True
             self._turn_away()
-            atexit.unregister(self.close)
 
     def _turn(self) -> None:
         """Do what was asked for up to now, or, where there is nothing to step, is asked for next; then step."""
@@ -248,6 +248,16 @@ class Loop:
 
     def _stop(self) -> None:
         self._closing = True
+
+
+def _end(loop: weakref.ref[Loop], thread: Thread) -> None:
+    """Before the interpreter ends: a loop that has run its course may still be freeing its model on its thread, and would
+    be killed in the middle of that."""
+    running = loop()
+    if running is not None:
+        running.stop()
+    del running
+    thread.join(_PATIENCE)
 
 
 def _obey(command: _Command) -> None:

@@ -64,11 +64,11 @@ class ReferenceLinear:
 def rotate_rows(rows: Tensor) -> Tensor:
     """:func:`paceline.targets.linear.rotate` as additions in a fixed order: a sum that is rounded otherwise can move
     an input by a whole step."""
-    blocks = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK)).reshape(-1, BLOCK)
+    blocks: Tensor = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK)).reshape(-1, BLOCK)
     for apart in (16, 32, 8, 4, 2, 1):
         first, second = blocks.reshape(-1, 2, apart).unbind(1)
         blocks = torch.stack((first + second, first - second), 1)
-    return blocks.reshape(rows.shape[0], -1) * BLOCK**-0.5
+    return blocks.reshape(rows.shape[0], -1) / 8
 
 
 def norm(row: Tensor, weight: Tensor, eps: float) -> Tensor:
