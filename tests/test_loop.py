@@ -369,6 +369,7 @@ class Engine:
         print("freed")
 
 Loop(Engine()).stop()
+time.sleep(0.1)  # by now it frees the engine
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "freed\n", "")

@@ -251,8 +251,8 @@ class Loop:
 
 
 def _end(loop: weakref.ref[Loop], thread: Thread) -> None:
-    """Before the interpreter ends: a loop that has run its course may still be freeing its model on its thread, and would
-    be killed in the middle of that."""
+    """Before the interpreter ends: a loop that has run its course may still be freeing its model on its thread, which
+    would be killed in the middle of that."""
     running = loop()
     if running is not None:
         running.stop()
