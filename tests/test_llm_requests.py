@@ -109,11 +109,26 @@ def test_blanks_are_prompts(llm: LLM, blank: str) -> None:
     assert len(llm.generate(blank, GREEDY.replace(ignore_eos=True)).token_ids) == 6
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, "greedy", 0, [GREEDY]])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, "greedy", 0, [0]])
 def test_settings_of_another_type_are_refused(llm: LLM, sampling: Any) -> None:
     for call in (llm.generate, llm.stream):
         with pytest.raises(OptionError, match=r"Sampling\(temperature"):
             call(STORY, sampling)
+
+
+def test_each_prompt_may_have_settings_of_its_own(llm: LLM) -> None:
+    settings = [GREEDY, Sampling(temperature=0.8, seed=3, max_tokens=9), Sampling(temperature=0.0, max_tokens=2)]
+    together = llm.generate([STORY, COUNT, COUNT], settings)
+    alone = [llm.generate(prompt, own) for prompt, own in zip([STORY, COUNT, COUNT], settings, strict=True)]
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    talk = [[{"role": "user", "content": text}] for text in (STORY, COUNT)]
+    assert [len(answer.token_ids) for answer in llm.chat(talk, [settings[2], GREEDY])] == [2, 6]
+
+
+@pytest.mark.parametrize("settings", [[], [GREEDY], [GREEDY] * 3, [GREEDY, {"temperature": 0.0}]])
+def test_settings_that_are_not_one_for_each_prompt_are_refused(llm: LLM, settings: Any) -> None:
+    with pytest.raises(OptionError, match=r"settings for 2 prompts|Sampling\("):
+        llm.generate([STORY, COUNT], settings)
 
 
 def test_lengths_at_the_limit() -> None:

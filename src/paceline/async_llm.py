@@ -33,7 +33,7 @@ class AsyncLLM(Front):
     async def generate(
         self,
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-        sampling: Sampling | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         **wishes: Unpack[Wishes],
     ) -> Any:
         """Complete one prompt or a list of them; see :meth:`LLM.generate <paceline.llm.LLM.generate>`."""
@@ -42,7 +42,7 @@ class AsyncLLM(Front):
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        sampling: Sampling | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         **wishes: Any,
     ) -> Any:
         """Answer one conversation or a list of them; see :meth:`LLM.chat <paceline.llm.LLM.chat>`."""

@@ -29,12 +29,13 @@ class LLM(Front):
     def generate(
         self,
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-        sampling: Sampling | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         **wishes: Unpack[Wishes],
     ) -> Any:
         """Complete one prompt or a list of them, each a text or a list of token ids.
 
         Args:
+            sampling: for all prompts, or a list with the settings of each.
             wishes: the fields of :class:`~paceline.wishes.Wishes`.
 
         Returns:
@@ -44,7 +45,7 @@ class LLM(Front):
         Raises:
             RequestError: a prompt is empty, too long, no text, or holds ids out of range; there is no prompt at all,
                 for an empty list may be an empty prompt; or the rules of ``sampling`` leave no token to go on with.
-            OptionError: the speculation asked for is not to be had.
+            OptionError: the speculation asked for is not to be had, or there are not as many settings as prompts.
             ModelError: the model's logits are not numbers.
             ClosedError: the model was closed, or the process was forked.
         """
@@ -53,7 +54,7 @@ class LLM(Front):
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        sampling: Sampling | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         **wishes: Any,
     ) -> Any:
         """Answer one conversation or a list of them; see :meth:`generate` for the rest.

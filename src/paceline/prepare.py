@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from torch import Tensor
 
@@ -58,6 +58,10 @@ class Prepared:
         return engine.add(request, self.rules, text, drafter, leader)
 
 
+Settings: TypeAlias = "Sampling | Sequence[Sampling] | None"
+"""For all prompts, for each of them, or those that the model comes with."""
+
+
 def add_all(engine: Engine, each: Iterable[tuple[Prepared, Drafter | None]]) -> list[Running]:
     """Queue all choices of all requests in an engine, or none if one is refused; errors are those of its ``add``."""
     added: list[Running] = []
@@ -98,14 +102,15 @@ class Preparer:
         """
         return Sampling.from_generation_config(self._loaded.tokenizer.generation_config)
 
-    def prompts(self, prompts: Any, sampling: Sampling | None, wishes: Wishes) -> tuple[list[Prepared], bool]:
+    def prompts(self, prompts: Any, sampling: Settings, wishes: Wishes) -> tuple[list[Prepared], bool]:
         """The requests of ``generate``, and whether there was one prompt, not in a list."""
         each, single = _prompts(prompts)
-        settings = self._sampling(sampling)
-        return [self._request(self._encode(prompt), settings, wishes) for prompt in each], single
+        settings = self._each_sampling(sampling, len(each))
+        ids = [self._encode(prompt) for prompt in each]
+        return [self._request(prompt, own, wishes) for prompt, own in zip(ids, settings, strict=True)], single
 
     def conversations(
-        self, messages: Any, sampling: Sampling | None, wishes: Mapping[str, Any]
+        self, messages: Any, sampling: Settings, wishes: Mapping[str, Any]
     ) -> tuple[list[Prepared], bool]:
         """The requests of ``chat``, and whether there was one conversation, not in a list."""
         each, single = _conversations(messages)
@@ -114,8 +119,8 @@ class Preparer:
         reject_settings(template)
         self.template.check(template, Wishes.__annotations__)
         prompts = [self.chat_ids(conversation, **template) for conversation in each]
-        settings = self._sampling(sampling)
-        return [self._request(prompt, settings, own) for prompt in prompts], single
+        settings = self._each_sampling(sampling, len(prompts))
+        return [self._request(prompt, its, own) for prompt, its in zip(prompts, settings, strict=True)], single
 
     def one(self, call: str, prompt: Any, sampling: Sampling | None, wishes: Wishes) -> Prepared:
         """The request of a call that takes one prompt.
@@ -134,6 +139,18 @@ class Preparer:
     def chat_ids(self, messages: Any, **template: Any) -> list[int]:
         """The token ids of a conversation, up to the beginning of the answer."""
         return self.tokenizer.encode(self.template.render(messages, **template), add_special_tokens=False)
+
+    def _each_sampling(self, sampling: Settings, prompts: int) -> list[Sampling]:
+        """The settings of each of so many prompts.
+
+        Raises:
+            OptionError: a list of settings is not as long as that of prompts.
+        """
+        if not isinstance(sampling, list | tuple):
+            return [self._sampling(cast("Sampling | None", sampling))] * prompts
+        if len(sampling) != prompts:
+            raise OptionError(f"{len(sampling)} settings for {prompts} prompts: give one for each, or one for all.")
+        return [self._sampling(own) for own in sampling]
 
     def _sampling(self, sampling: Sampling | None) -> Sampling:
         """The settings asked for, or without any those that the model comes with.
