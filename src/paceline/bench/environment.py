@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.prompts import Prompt
 
 _PACKAGE = Path(paceline.__file__).parent
-_SHOWN_ONLY = ("cli", "prompts", "demo.py")  # what shows results or is named in the settings changes no figure
+_APART = ("cli", "prompts", "demo.py", "train")  # what shows results, is named in the settings, or makes weights
 
 
 def environment(llm: Front | None = None) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def code() -> str:
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*")):
         inside = path.relative_to(_PACKAGE)
-        if path.suffix in (".py", ".c", ".h") and inside.parts[0] not in _SHOWN_ONLY:
+        if path.suffix in (".py", ".c", ".h") and inside.parts[0] not in _APART:
             digest.update(f"{inside.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

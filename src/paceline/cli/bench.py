@@ -20,6 +20,7 @@ from paceline.bench.runner import Runner
 from paceline.bench.step import StepBench
 from paceline.cli import VERBS
 from paceline.cli.bench_load import load as load_verb
+from paceline.cli.bench_pacing import pacing as pacing_verb
 from paceline.cli.flags import Group, verb
 from paceline.cli.help import Headed
 from paceline.cli.measure import (
@@ -56,6 +57,7 @@ from paceline.tree import MAX_NODES
 bench = typer.Typer(help=VERBS["bench"], add_completion=False, rich_markup_mode=None)
 command = partial(bench.command, cls=Headed)
 command(help="Many requests at a time: latency, throughput and goodput of methods side by side.")(load_verb)
+command(help="Whether auto is ever slower than plain decoding, or than the best fixed length.")(pacing_verb)
 
 
 @command(help="Methods in turn on the same prompts, by category; plain decoding is always among them.")

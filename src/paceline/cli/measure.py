@@ -79,7 +79,7 @@ class Asked:
             OptionError: there is no such prompt.
         """
         number = int(self.prompts) if self.prompts is not None and self.prompts.isdecimal() else None
-        found = _only(read_prompts(None if number is not None else self.prompts), self.categories)
+        found = of_categories(read_prompts(None if number is not None else self.prompts), self.categories)
         for wanted in (number, self.count):
             if wanted is not None and wanted > len(found) and not quiet:
                 tell(f"{wanted} prompts are asked for, and there are {len(found)}: all of them are taken.")
@@ -94,7 +94,7 @@ REQUESTS = Group("Prompts", Asked, {"count": "--count --num-prompts"})
 """The same, each prompt's first turn a request."""
 
 
-def _only(prompts: list[Prompt], categories: str | None) -> list[Prompt]:
+def of_categories(prompts: list[Prompt], categories: str | None) -> list[Prompt]:
     """The prompts of the categories named.
 
     Raises:
@@ -180,13 +180,25 @@ def rates(flag: str, text: str) -> list[float]:
     Raises:
         OptionError: they are not, or one is not above 0.
     """
+    found = decimals(flag, text)
+    if 0.0 in found:
+        raise OptionError(f"{flag} has 0; each must be a finite number above 0.")
+    return found
+
+
+def decimals(flag: str, text: str) -> list[float]:
+    """Several numbers written as 0,0.5,2.
+
+    Raises:
+        OptionError: they are not, or one is below 0.
+    """
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         raise OptionError(f"{flag} takes numbers, as in {flag} 0.5,2, not {text!r}.") from None
-    for rate in found:
-        if not 0 < rate < math.inf:
-            raise OptionError(f"{flag} has {rate:g}; each must be a finite number above 0.")
+    for value in found:
+        if not 0 <= value < math.inf:
+            raise OptionError(f"{flag} has {value:g}; each must be a finite number, 0 or above.")
     return list(dict.fromkeys(found))
 
 

@@ -160,6 +160,38 @@ def simulated(report: Mapping[str, Any]) -> list[Table]:
     return [*tables.values(), left]
 
 
+def paced(report: Mapping[str, Any]) -> list[Table]:
+    """For each temperature and number of users auto by category, as a ratio to plain decoding and to the best fixed
+    length; then the fixed lengths, and what holds over all. "fails" names the bounds that do not hold."""
+    tables: dict[tuple[float, int], tuple[Table, Table]] = {}
+    for row in report["cells"]:
+        place = row["temperature"], row["users"]
+        _, auto, *others = row["methods"]
+        if place not in tables:
+            title = f"temperature {place[0]:g}, {place[1]} user" + "s" * (place[1] != 1)
+            columns = ("auto", "95 %", "whole", "tau", "of best", "95 %", "rounds", "fails")
+            tables[place] = _table(title, "category", *columns), _table(f"{title}: others", "category", *others)
+        found, best = row["methods"], row["of_best"]
+        tables[place][0].add_row(
+            row["category"],
+            *(_two(found[auto]["ratio"]), _interval(found[auto]["interval"])),
+            *map(_two, (found[auto]["end_to_end"], found[auto]["tau"])),
+            *(_two(best["ratio"]), _interval(best["interval"]), str(row["rounds"]) + "*" * row["again"]),
+            ", ".join(row["failed"] + ["other tokens"] * bool(row["differing"])),
+        )
+        tables[place][1].add_row(row["category"], *(_two(found[name]["ratio"]) for name in others))
+    whole = _table("over all", "what", "ratio", "95 %")
+    whole.add_row("geometric mean of auto / plain", _two(report["geometric_mean"]), "")
+    for key, said in (("of_reference", "1 user, auto / reference"), ("two_users", "2 users, auto / plain")):
+        for temperature, found in report[key].items():
+            whole.add_row(f"{said}, temperature {temperature}", _two(found["ratio"]), _interval(found["interval"]))
+    return [*(table for both in tables.values() for table in both), whole]
+
+
+def _interval(interval: Sequence[float]) -> str:
+    return f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
 def loaded(report: Mapping[str, Any]) -> list[Table]:
     """For each method how much it served, then for each pattern of arrivals how quickly. Both are compared with plain
     decoding: throughput over rounds, latencies over requests."""
