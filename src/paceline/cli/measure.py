@@ -128,9 +128,9 @@ class Measuring:
         """Load the model that is measured; it drafts only where the measurement says so."""
         return open_model(model, engine, False, quiet=self.quiet)
 
-    def open_async(self, model: str, engine: dict[str, Any]) -> AsyncLLM:
-        """The same, for asyncio."""
-        return open_front(AsyncLLM, model, engine, False, quiet=self.quiet)
+    def open_async(self, model: str, engine: dict[str, Any], drafting: Any = False) -> AsyncLLM:
+        """The same, for asyncio; ``drafting`` is what its cache is planned for."""
+        return open_front(AsyncLLM, model, engine, drafting, quiet=self.quiet)
 
     @contextmanager
     def cells(self, llm: Front, prompts: Sequence[Prompt], **others: Any) -> Iterator[Runner]:

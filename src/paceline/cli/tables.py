@@ -53,6 +53,18 @@ def verified(report: Mapping[str, Any]) -> list[Table]:
     return list(tables.values())
 
 
+def crowded(report: Mapping[str, Any]) -> list[Table]:
+    """What a crowd of requests did: what happened how often, and drafts by method."""
+    seen = _table("what happened", "what", "times")
+    for name, number in report["seen"].items():
+        seen.add_row(name, str(number))
+    columns = ("requests", "drafted", "accepted", "differing")
+    table = _table("by method", "method", *columns, wrapped=0)
+    for method, found in report["methods"].items():
+        table.add_row(method, *(str(found[column]) for column in columns))
+    return [seen, table]
+
+
 def compared(report: Mapping[str, Any]) -> list[Table]:
     """For each method its figures by category, and how often drafts were accepted at each depth."""
     return [table for method, groups in report["methods"].items() for table in _figures(method, "category", groups)]

@@ -1,16 +1,19 @@
 """``paceline verify``: not one token may differ."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from paceline.bench import crowd as crowds
+from paceline.bench.run import parse_method
 from paceline.bench.verify import ENOUGH, FIRST_SEED, Verification
 from paceline.bench.ways import SHARE, WAYS, chosen_ways, combinations, draws
 from paceline.cli.flags import verb
 from paceline.cli.measure import ASKED, MEASURING, Asked, Drafts, Measuring, Tokens
 from paceline.cli.model import ENGINE, MODEL_HELP
 from paceline.cli.output import tell
-from paceline.cli.tables import verified
+from paceline.cli.tables import crowded, verified
 from paceline.errors import OptionError
 from paceline.targets.hub import DEFAULT_MODEL
 
@@ -50,7 +53,20 @@ def verify(
     every: Annotated[
         bool, typer.Option("--every", help="With --full: each prompt in every combination, none by lot.")
     ] = False,
+    crowd: Annotated[
+        int | None,
+        typer.Option(
+            "--crowd",
+            min=1,
+            help="So many requests of every kind at once instead, some left early, in a cache too small for them.",
+        ),
+    ] = None,
+    orders: Annotated[int, typer.Option("--orders", min=1, help="Of arrival, with --crowd.")] = 3,
 ) -> int:
+    if crowd is not None:
+        if full or every:
+            raise OptionError("crowd excludes full and every: what its requests are is drawn by lot.")
+        return _crowd(crowd, orders, method, model, engine, asked, Measuring(**measuring))
     if every and not full:
         raise OptionError("every goes with full: without it each prompt is in every combination anyway.")
     ways, result = chosen_ways(method), Measuring(**measuring)
@@ -81,3 +97,32 @@ def verify(
     if report["short"]:
         tell(f"{report['short']} combinations had too few accepted or rejected drafts to count: give more prompts.")
     return 1 if report["differing"] or report["short"] else 0
+
+
+def _crowd(
+    count: int,
+    orders: int,
+    methods: Sequence[str] | None,
+    model: str,
+    engine: dict[str, Any],
+    asked: dict[str, Any],
+    result: Measuring,
+) -> int:
+    prompts = Asked(**asked).take(quiet=result.quiet)
+    engine = {"max_num_seqs": crowds.AT_ONCE, "max_model_len": crowds.CONTEXT, "cache_memory": crowds.CACHE, **engine}
+    room = False if methods else parse_method(crowds.ROOM, {}).speculation
+    llm = result.open_async(model, engine, room)
+    everyone = crowds.visitors(llm, prompts, count, methods or crowds.METHODS)
+    with result.cells(llm, prompts, crowd=count, methods=methods, engine=engine) as cells:
+        report = crowds.Crowd(llm, everyone, cells, orders=orders).report()
+    result.show(report, *crowded(report))
+    if not result.as_json:
+        for difference in report["differences"]:
+            print("differs:", *(f"{key} {difference[key]}" for key in ("request", "choice", "place")))
+        print("", *(f"{key}: {report[key]}" for key in ("compared", "differing", "lost")), sep="\n")
+    if report["short"]:
+        tell(
+            f"too seldom for the run to count: {', '.join(report['short'])}. Give more requests, or, for those that "
+            "give way, a smaller --cache-memory."
+        )
+    return 1 if report["differing"] or report["lost"] or report["short"] else 0
