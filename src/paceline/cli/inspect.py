@@ -13,7 +13,7 @@ from paceline.cli.output import print_json
 from paceline.errors import DrafterError, ModelError, OptionError
 from paceline.heads import describe
 from paceline.heads.check import INSTEAD as INSTEAD_OF_HEAD
-from paceline.heads.check import Check, check_head
+from paceline.heads.check import Check, check_head, check_manifest
 from paceline.heads.files import WEIGHT_ENDINGS
 from paceline.heads.formats import is_head, read_head
 from paceline.heads.head import Head
@@ -82,7 +82,8 @@ def _pair(target: Opened, draft: str | None, dtype: str | None) -> tuple[Head | 
     except (ModelError, DrafterError) as error:
         return None, [Check("it loads", False, str(error), INSTEAD_OF_HEAD)]
     loads = Check("it loads", True, head.provenance.dialect)
-    return head, [loads, *check_head(head, target.spec, target.vocab_size)]
+    trained = [] if head.manifest is None else check_manifest(head.manifest, target.tokenizer)
+    return head, [loads, *check_head(head, target.spec, target.vocab_size), *trained]
 
 
 def facts(model: Opened) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def _decoder(kind: EagleKind, speculation: Speculation, models: Models) -> HeadD
 
 def _loaded(kind: EagleKind, speculation: Speculation, target: Loaded) -> HeadDecoder:
     """The head for its target; a trained one is tried out."""
-    head = HeadDecoder(head_of(kind, speculation, target.decoder), target.decoder)
+    head = HeadDecoder(head_of(kind, speculation, target), target.decoder)
     if not speculation.random:
         check_agreement(str(speculation.model), target, head.taps, lambda *seen: _guesses(head, *seen))
     return head

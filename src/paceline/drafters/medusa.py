@@ -119,7 +119,7 @@ def _make(speculation: Speculation, around: Surroundings) -> MedusaDrafter:
 
 def _loaded(speculation: Speculation, target: Loaded) -> MedusaDecoder:
     """The heads for their target; trained ones are tried out."""
-    heads = MedusaDecoder(head_of("medusa", speculation, target.decoder), target.decoder)
+    heads = MedusaDecoder(head_of("medusa", speculation, target), target.decoder)
     if not speculation.random:
         check_agreement(str(speculation.model), target, [heads.tap], lambda _, taps: _guesses(heads, taps[0]))
     return heads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import DrafterError
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.heads.head import Head
+    from paceline.heads.manifest import Manifest
     from paceline.heads.spec import HeadSpec
     from paceline.targets.spec import ModelSpec
+    from paceline.targets.vocabulary import TokenizerParts
 
 INSTEAD = "take a head that was trained for this target, or train one"
 _BY_OUTPUT = (
@@ -40,6 +42,21 @@ def check_head(head: Head, target: ModelSpec, usable: int) -> list[Check]:
     if isinstance(spec, EagleSpec):
         checks += [_layers(spec, target), _context(spec, target)]
     return checks
+
+
+def check_manifest(manifest: Manifest, target: TokenizerParts) -> list[Check]:
+    """Whether what is known of a head's training fits its target: other ids make other drafts, another template only
+    worse ones."""
+    ids = _same("tokenizer", manifest.tokenizer == target.digest, manifest.target)
+    template = _same("chat template", manifest.template == target.template_digest, manifest.target)
+    return [ids, replace(template, passed=True)]
+
+
+def _same(name: str, same: bool, trained: str) -> Check:
+    found = (
+        f"that of {trained}, for which it was trained" if same else f"not that of {trained}, for which it was trained"
+    )
+    return Check(name, same, found, None if same else INSTEAD)
 
 
 def require_fit(head: Head, target: ModelSpec, usable: int) -> None:

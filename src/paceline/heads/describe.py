@@ -9,6 +9,7 @@ from paceline.heads.spec import EagleSpec
 
 if TYPE_CHECKING:
     from paceline.heads.head import Head
+    from paceline.heads.manifest import Manifest
     from paceline.heads.spec import MedusaSpec
 
 
@@ -23,8 +24,13 @@ def facts(head: Head) -> dict[str, Any]:
         **(_eagle(spec) if isinstance(spec, EagleSpec) else _medusa(spec)),
         "vocabulary": {"ids": spec.vocab_size, "drafted": spec.draft_vocab_size},
         "weight_bytes": sum(tensor.nbytes for tensor in head.tensors.values()),
+        **_training(head.manifest),
         "notes": list(head.notes),
     }
+
+
+def _training(manifest: Manifest | None) -> dict[str, Any]:
+    return {} if manifest is None else {"trained_for": manifest.target, "trained_length": manifest.trained_length}
 
 
 def _eagle(spec: EagleSpec) -> dict[str, Any]:

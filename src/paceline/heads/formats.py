@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DrafterError, PacelineError, WeightsError
 from paceline.heads import read_medusa
 from paceline.heads.files import open_files, peek
+from paceline.heads.manifest import MANIFEST, read_manifest
 from paceline.heads.read_eagle import eagle_kind, read_eagle
+from paceline.heads.spec import EagleSpec
 from paceline.targets.hub import known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
 
     from paceline.heads.files import Files
     from paceline.heads.head import Head
     from paceline.heads.make import HeadKind
+    from paceline.heads.manifest import Manifest
 
 # Tensors by which drafters are known that are not supported.
 _OTHERS = (
@@ -37,19 +42,32 @@ def read_head(name: str) -> Head:
 
     Raises:
         HubError: nothing is there, or it cannot be fetched.
-        WeightsError: a file is broken, or a tensor missing, surplus, misshapen, not finite, or in contradiction.
+        WeightsError: a file is broken, or a tensor missing, surplus, misshapen, not finite, or in contradiction; or
+            its manifest is.
         DrafterError: it is no head, or one of a kind that is not supported.
     """
     files = open_files(name)
     reader = _reader(files)
     try:
-        return reader(files)
+        head = reader(files)
     except PacelineError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # anything may stand anywhere in it
         raise WeightsError(
             f"{files.path}: the configuration makes no sense ({error}); fetch the head again."
         ) from error
+    return replace(head, manifest=_manifest(head, files.path))
+
+
+def _manifest(head: Head, path: Path) -> Manifest | None:
+    manifest = read_manifest(path if path.is_dir() else path.parent)
+    said = head.spec.features if isinstance(head.spec, EagleSpec) else None
+    if manifest is not None and said and said != manifest.layers:
+        raise WeightsError(
+            f"{path}: its configuration reads the states before layers {list(said)}, its manifest {MANIFEST} before "
+            f"{list(manifest.layers)}; fetch the head again."
+        )
+    return manifest
 
 
 def is_head(name: str) -> bool:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.heads.manifest import Manifest
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -42,6 +44,7 @@ class Head:
         config: for EAGLE the configuration of its layers in Hugging Face's spelling, from which the writers take
             what `spec` holds only as numbers (rotary scaling).
         notes: what was assumed or is worth a line.
+        manifest: what it was trained for; None where nothing says so.
     """
 
     spec: HeadSpec
@@ -49,6 +52,7 @@ class Head:
     provenance: Provenance
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    manifest: Manifest | None = None
 
     @property
     def target_ids(self) -> Tensor:

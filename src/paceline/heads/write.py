@@ -10,8 +10,10 @@ from safetensors.torch import save_file
 from paceline.errors import DrafterError
 from paceline.heads.files import WEIGHT_ENDINGS
 from paceline.heads.ids import mask_of, offsets_of
+from paceline.heads.manifest import MANIFEST
 from paceline.heads.names import tensor_name
 from paceline.heads.spec import TARGET_IDS, EagleSpec, MedusaSpec
+from paceline.replacing import replaced
 from paceline.targets.spec import from_hf_config
 
 if TYPE_CHECKING:
@@ -44,13 +46,13 @@ def write_medusa(head: Head, folder: Path, layout: Literal["original", "vllm"] =
     if not isinstance(spec, MedusaSpec):
         raise DrafterError(f"a head of kind '{spec.kind}' cannot be written as Medusa heads.")
     if layout == "vllm":
-        _save(folder, "model.safetensors", *_vllm(head, spec))
+        _save(head, folder, "model.safetensors", *_vllm(head, spec))
     elif spec.head != "each" or spec.own_ids or not spec.bias:
         raise DrafterError(
             "Medusa's own layout has a product for all ids in every head, and biases; write these heads as 'vllm'."
         )
     else:
-        _save(folder, "medusa_lm_head.safetensors", *_original(head, spec))
+        _save(head, folder, "medusa_lm_head.safetensors", *_original(head, spec))
 
 
 def write_eagle(head: Head, folder: Path) -> None:
@@ -61,7 +63,7 @@ def write_eagle(head: Head, folder: Path) -> None:
     """
     spec = _eagle_spec(head, "eagle")
     config = {**_layer_config(head, spec), "architectures": ["LlamaForCausalLM"], "bias": spec.fc_bias}
-    _save(folder, "model.safetensors", config, _eagle_tensors(head, spec, "layers.0"))
+    _save(head, folder, "model.safetensors", config, _eagle_tensors(head, spec, "layers.0"))
 
 
 def write_eagle3(head: Head, folder: Path, layout: Literal["safeailab", "speculators"] = "safeailab") -> None:
@@ -73,14 +75,14 @@ def write_eagle3(head: Head, folder: Path, layout: Literal["safeailab", "specula
     """
     spec = _eagle_spec(head, "eagle3")
     if layout == "speculators":
-        _save(folder, "model.safetensors", _speculators(head, spec), _eagle_tensors(head, spec, "layers.0"))
+        _save(head, folder, "model.safetensors", _speculators(head, spec), _eagle_tensors(head, spec, "layers.0"))
         return
     if spec.layers > 1:
         raise DrafterError(f"EAGLE's own layout has one layer, the head has {spec.layers}; write it as 'speculators'.")
     flags = {name: value for name, value in _flags(spec).items() if value}
     config = {**_layer_config(head, spec), "architectures": ["LlamaForCausalLMEagle3"], **flags, **_sizes(spec)}
     config["target_hidden_size"] = spec.target_hidden
-    _save(folder, "model.safetensors", config, _eagle_tensors(head, spec, "midlayer"))
+    _save(head, folder, "model.safetensors", config, _eagle_tensors(head, spec, "midlayer"))
 
 
 def _original(head: Head, spec: MedusaSpec) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -197,12 +199,25 @@ def _speculators(head: Head, spec: EagleSpec) -> dict[str, Any]:
     }
 
 
-def _save(folder: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    others = [path.name for path in folder.iterdir() if path.suffix in WEIGHT_ENDINGS and path.name != name]
+def _save(head: Head, folder: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write configuration, manifest and weights, in place of those that were there.
+
+    Raises:
+        DrafterError: other weights lie in the folder.
+        ResourceError: they cannot be written; what was there stays.
+    """
+    there = folder.iterdir() if folder.exists() else ()
+    others = [path.name for path in there if path.suffix in WEIGHT_ENDINGS and path.name != name]
     if others:
         raise DrafterError(f"{folder} holds other weights ({min(others)}); write the head into a folder of its own.")
+    texts = {"config.json": json.dumps(config, indent=2) + "\n"}
+    if head.manifest is not None:
+        texts[MANIFEST] = head.manifest.text()
     # copies, because a file holds no two tensors that share memory
     stored = {key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}
-    save_file(stored, folder / name, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with replaced(*(folder / part for part in (*texts, name))) as (*parts, weights):
+        for part, text in zip(parts, texts.values(), strict=True):
+            part.write_text(text, encoding="utf-8")
+        save_file(stored, weights, metadata={"format": "pt"})
+        if head.manifest is None:
+            (folder / MANIFEST).unlink(missing_ok=True)

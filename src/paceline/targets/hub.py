@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from paceline.errors import HubError, ModelError
 from paceline.folders import cache_folder, make_folder
+from paceline.heads.manifest import MANIFEST
 from paceline.targets.progress import shown, watched
 from paceline.targets.resources import check_disk
 from paceline.targets.weights import SMALL_FILES, fingerprint, folder_fingerprint, weight_files
@@ -288,7 +289,7 @@ def _wanted(name: str, files: dict[str, int]) -> dict[str, int]:
             f"{name} has no config.json with safetensors or torch weights; "
             "of a repository of GGUF files fetch one file and give its path."
         )
-    return {file: size for file, size in files.items() if file in weights or file in SMALL_FILES}
+    return {file: size for file, size in files.items() if file in weights or file in (*SMALL_FILES, MANIFEST)}
 
 
 def _hub_cache() -> Path:

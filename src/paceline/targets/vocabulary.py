@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,16 @@ class TokenizerParts:
         """One more than the highest id; rows of the head from here on are padding and are never emitted."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @property
+    def digest(self) -> str:
+        """The same wherever the same ids stand for the same tokens, whatever kind of file they come from."""
+        return _digest(sorted(self.tokenizer.get_vocab(with_added_tokens=True).items()))
+
+    @property
+    def template_digest(self) -> str | None:
+        """Of the chat template and the special tokens that it may name; None where there is no template."""
+        return None if self.chat_template is None else _digest([self.chat_template, self.special_tokens])
+
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `parts.json` into `folder`."""
         self.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
@@ -57,6 +68,10 @@ class TokenizerParts:
         fields = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
         eos_ids = tuple(fields.pop("eos_ids"))
         return cls(Tokenizer.from_file(str(folder / "tokenizer.json")), eos_ids=eos_ids, **fields)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def from_folder(folder: Path) -> TokenizerParts:
