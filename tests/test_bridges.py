@@ -27,7 +27,6 @@ from paceline.drafters import View
 from paceline.errors import DrafterError
 from paceline.prompts import read_prompts
 from paceline.text import Tokenizer
-from paceline.tree import Drawn
 from tests.other_tokenizers import (
     CORPUS,
     SENTENCEPIECE_FILE,
@@ -40,7 +39,7 @@ from tests.other_tokenizers import (
 from tests.test_text import byte_level, metaspace, pieces
 from tests.tokenizer_texts import texts
 from tests.toys import TOKENIZER as BYTES
-from tests.toys import trials
+from tests.toys import no_draw, trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -384,7 +383,7 @@ def test_a_draft_ends_with_a_mark_of_the_same_role_or_without_one() -> None:
     logits = torch.zeros(theirs.rows + 9)
     for token, logit in ((unknown, 9.0), (theirs.rows, 8.0), (end, 7.0), (letter, 6.0)):
         logits[token] = logit
-    view = View(0, [5], lambda *_, **__: Drawn([], []))
+    view = View(0, [5], no_draw)
     drawn = retokenized.draw(view, logits, [], 3, 0)
     assert drawn.tokens == [end, letter]
     assert drawn.chances == sorted(drawn.chances, reverse=True)

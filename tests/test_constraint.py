@@ -296,7 +296,7 @@ class Drawing(TreeDrafter):
             node = 0
             while len(tree) <= budget and node < len(tree):
                 path = [tree.tokens[above] for above in tree.path(node)[1:]]
-                drawn = seen.draw(logits[node % 16], path, self.width(budget + 1 - len(tree)), node=node)
+                drawn = seen.draw(logits[node % 16][None], [path], self.width(budget + 1 - len(tree)), nodes=[node])[0]
                 tree.grow(node, drawn, self.name)
                 node += 1
             trees.append(tree)

@@ -113,7 +113,7 @@ class BlockDrafter:
             self.held[view.id].filled = len(view.tokens)
             drafts: list[int] = []
             for row in logits[place * BLOCK : (place + 1) * BLOCK]:
-                drafts += view.draw(row, drafts).tokens
+                drafts += view.draw(row[None], [drafts])[0].tokens
             survival = [0.8**depth for depth in range(1, BLOCK + 1)]
             trees.append(TokenTree.chain(view.tokens[-1], drafts, survival, self.name))
         return trees

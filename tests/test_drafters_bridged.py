@@ -162,7 +162,7 @@ def test_a_draft_waits_for_a_character_that_it_cannot_spell(own: str) -> None:
     row[word] = 9.0
     draft = Draft(StrictTarget(lambda path: row, theirs.vocab_size), vocabularies=bridge(BYTES, theirs, "retokenized"))
     tokens = BYTES.encode("so 👍")[:-2]
-    view = View(1, tokens, lambda *_, **__: Drawn([], []), dropping=Dropping())
+    view = View(1, tokens, lambda *_, **__: [Drawn([], [])], dropping=Dropping())
     draft.drafter.start(view, 0)
     assert (len(draft.drafter.propose([view], [4])[0]) == 1) == (own == "metaspace")
     tokens += BYTES.encode("so 👍")[-2:]

@@ -71,9 +71,9 @@ class Watched(EagleDrafter):
         return trees
 
     def watch(self, view: View) -> View:
-        def draw(logits: Tensor, path: Seq[int], *rest: Any, **more: Any) -> Drawn:
-            self.seen.append((list(view.tokens), list(path), logits.clone()))
-            return view.draw(logits, path, *rest, **more)
+        def draw(rows: Tensor, paths: Seq[Seq[int]], *rest: Any, **more: Any) -> list[Drawn]:
+            self.seen += [(list(view.tokens), list(path), row) for row, path in zip(rows.clone(), paths, strict=True)]
+            return view.draw(rows, paths, *rest, **more)
 
         return replace(view, draw=draw)
 
@@ -212,7 +212,7 @@ def _by_the_paper(network: EagleNetwork, view: View, states: Tensor, budget: int
     for _ in range(_eagle._LEVELS):
         new: dict[tuple[int, ...], float] = {}
         for path in level:
-            drawn = view.draw(path_logits(network, view.tokens, states, path)[-1], path, 4, ids=ids)
+            drawn = view.draw(path_logits(network, view.tokens, states, path)[-1:], [path], 4, ids=ids)[0]
             for token, chance in zip(drawn.tokens, drawn.chances, strict=True):
                 new[*path, token] = survival[path] * chance
         survival |= new
@@ -386,11 +386,20 @@ class Draws:
         self.orders: dict[tuple[int, ...], list[int]] = {}
 
     def __call__(
-        self, logits: Tensor, path: Seq[int], count: int = 1, *, node: int = 0, ids: Tensor | None = None
-    ) -> Drawn:
-        tokens = self.dice.sample(range(FEW), min(count, FEW))
-        self.orders[tuple(path)] = tokens
-        return Drawn(tokens, [self.dice.random() for _ in tokens], np.full(FEW, 1 / FEW))
+        self,
+        rows: Tensor,
+        paths: Seq[Seq[int]],
+        count: int = 1,
+        *,
+        nodes: Seq[int] = (0,),
+        ids: Tensor | None = None,
+    ) -> list[Drawn]:
+        found = []
+        for path in paths:
+            tokens = self.dice.sample(range(FEW), min(count, FEW))
+            self.orders[tuple(path)] = tokens
+            found.append(Drawn(tokens, [self.dice.random() for _ in tokens], np.full(FEW, 1 / FEW)))
+        return found
 
 
 @pytest.mark.parametrize(("rule", "width"), [("ratio", 1), ("block", 1), ("recursive", 3), ("traversal", 3)])

@@ -148,7 +148,7 @@ def _likeliest(view: View, logits: Tensor, ids: Tensor, width: int, budget: int)
     for row in logits:
         new = {}
         for path in level:
-            drawn = view.draw(row, path, width, ids=ids)
+            drawn = view.draw(row[None], [path], width, ids=ids)[0]
             for token, chance in zip(drawn.tokens, drawn.chances, strict=True):
                 new[*path, token] = survival[path] * chance
         survival |= new

@@ -223,8 +223,8 @@ def accepts_a_child_that_differs(patch: pytest.MonkeyPatch) -> None:
 def draws_a_draft_with_the_noise_of_another_place(patch: pytest.MonkeyPatch) -> None:
     right = Chooser.draft
 
-    def draft(self: Chooser, logits: Tensor, path: Seq[int], *rest: Any, **more: Any) -> Drawn:
-        return right(self, logits, [*path, 0], *rest, **more)
+    def draft(self: Chooser, rows: Tensor, paths: Seq[Seq[int]], *rest: Any, **more: Any) -> list[Drawn]:
+        return right(self, rows, [[*path, 0] for path in paths], *rest, **more)
 
     patch.setattr(Chooser, "draft", draft)
 

@@ -74,7 +74,7 @@ class TableDrafter(TreeDrafter):
             if wanted and node in place:
                 above = place[node]
                 path = [tree.tokens[n] for n in tree.path(above)[1:]]
-                drawn = view.draw(self.table([*view.tokens, *path]), path, len(wanted), node=above)
+                drawn = view.draw(self.table([*view.tokens, *path])[None], [path], len(wanted), nodes=[above])[0]
                 place.update(zip(wanted, tree.grow(above, self.change(drawn), self.name), strict=False))
         return tree
 

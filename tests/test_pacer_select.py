@@ -220,7 +220,7 @@ class Drawing(TreeDrafter):
         while (room := budget + 1 - len(tree)) > 0:
             node = len(tree) - 1
             path = [tree.tokens[n] for n in tree.path(node)[1:]]
-            drawn = view.draw(path_rule(4, seed=92)([1, *path]), path, min(width, room), node=node)
+            drawn = view.draw(path_rule(4, seed=92)([1, *path])[None], [path], min(width, room), nodes=[node])[0]
             assert tree.grow(node, Drawn(drawn.tokens, [0.001] * len(drawn.tokens), drawn.q), self.name)
         return tree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -42,6 +42,14 @@ def whole(row: Tensor, ids: Tensor | None) -> Tensor:
     return result
 
 
+def one(
+    kernels: Any, row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int, count: int
+) -> tuple[list[int], list[float]]:
+    """The children of one row."""
+    found: tuple[list[int], list[float]] = kernels.children(row[None], ids, options, key, [position], count)[0]
+    return found
+
+
 def compare(seed: int, count: int, sizes: tuple[int, ...]) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     paths = available()
@@ -51,10 +59,16 @@ def compare(seed: int, count: int, sizes: tuple[int, ...]) -> None:
         row, ids = rows(kind, size, generator, rng)[0], some_ids(size, generator, rng)
         options = rng.choice([GREEDY, any_filter(rng, size)])
         key, position, wanted = rng.getrandbits(64), rng.randrange(1 << 31), rng.choice([0, 1, 2, 8, 63, 300])
-        expected = plain_race.children(row, ids, options, key, position, wanted)
+        expected = one(plain_race, row, ids, options, key, position, wanted)
         for path in paths:
-            found = path.children(row, ids, options, key, position, wanted)
+            found = one(path, row, ids, options, key, position, wanted)
             assert found == expected, (kind, size, options, wanted, path.path)
+        level = rows(kind, size, generator, rng)
+        positions = [rng.randrange(1 << 31) for _ in level]
+        singly = [one(plain_race, row, ids, options, key, at, wanted) for row, at in zip(level, positions, strict=True)]
+        assert plain_race.children(level, ids, options, key, positions, wanted) == singly
+        for path in paths:
+            assert path.children(level, ids, options, key, positions, wanted) == singly
         shares = plain.shares(row, options)
         order = plain_race.draws(shares, key, position, wanted)
         for path in paths:
@@ -92,8 +106,8 @@ def test_the_first_child_is_the_draw() -> None:
         drawn = plain.draw(whole(row, ids)[None], options, key, [position])
         alone = plain.draw(row[None], options, key, [position])
         for path in available():
-            assert path.children(row, ids, options, key, position, 3)[0][:1] == drawn
-            assert path.children(row, None, options, key, position, 3)[0][:1] == alone
+            assert one(path, row, ids, options, key, position, 3)[0][:1] == drawn
+            assert one(path, row, None, options, key, position, 3)[0][:1] == alone
 
 
 def test_each_child_is_the_draw_once_those_before_it_are_out() -> None:
@@ -101,7 +115,7 @@ def test_each_child_is_the_draw_once_those_before_it_are_out() -> None:
     row = torch.randn(50, generator=torch.Generator().manual_seed(1)) * 2
     for path in available():
         for seed in range(20):
-            tokens, _ = path.children(row, None, Filter(temperature=0.9), noise_key(seed), 4, 8)
+            tokens, _ = one(path, row, None, Filter(temperature=0.9), noise_key(seed), 4, 8)
             left = row.clone()
             for token in tokens:
                 assert path.draw(left[None], Filter(temperature=0.9), noise_key(seed), [4]) == [token]
@@ -115,14 +129,14 @@ def test_equal_logits_go_by_id() -> None:
     ids = torch.randperm(5000, generator=torch.Generator().manual_seed(2))[:3000]
     for path in available():
         for value in (0.0, -0.0, 7.5, -3e38, 3e38):
-            tokens, chances = path.children(torch.full((3000,), value), ids, GREEDY, 1, 2, 8)
+            tokens, chances = one(path, torch.full((3000,), value), ids, GREEDY, 1, 2, 8)
             assert tokens == ids.sort().values[:8].tolist()
             assert chances == pytest.approx([1 / 3000] * 8)
-            kept_by_id, _ = path.children(torch.full((3000,), value), ids, Filter(top_k=3), 1, 2, 8)
+            kept_by_id, _ = one(path, torch.full((3000,), value), ids, Filter(top_k=3), 1, 2, 8)
             assert sorted(kept_by_id) == ids.sort().values[:3].tolist()
         zeros = torch.zeros(300)
         zeros[::2] *= -0.0
-        assert path.children(zeros, None, GREEDY, 1, 2, 4)[0] == [0, 1, 2, 3]
+        assert one(path, zeros, None, GREEDY, 1, 2, 4)[0] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("options", [GREEDY, Filter(), Filter(temperature=1e-9), Filter(top_p=0.9), Filter(top_k=2)])
@@ -131,11 +145,11 @@ def test_fewer_where_fewer_are_possible(options: Filter) -> None:
     row[[3, 700, 44]] = torch.tensor([1.0, 2.0, -1e30])
     possible = {3, 700} if options.temperature == 1.0 and (options.top_p < 1 or options.top_k) else {3, 44, 700}
     for path in available():
-        tokens, chances = path.children(row, None, options, 1, 2, 8)
+        tokens, chances = one(path, row, None, options, 1, 2, 8)
         assert set(tokens) == possible
         assert len(chances) == len(tokens)
-        assert path.children(row, None, options, 1, 2, 2)[0] == tokens[:2]
-        assert path.children(row, None, options, 1, 2, 0) == ([], [])
+        assert one(path, row, None, options, 1, 2, 2)[0] == tokens[:2]
+        assert one(path, row, None, options, 1, 2, 0) == ([], [])
         assert set(path.draws(path.shares(row, options), 1, 2, 8)) <= possible
 
 
@@ -143,9 +157,9 @@ def test_fewer_where_fewer_are_possible(options: Filter) -> None:
 @pytest.mark.parametrize("size", [0, 1, 700])
 def test_none_where_none_is_possible(options: Filter, size: int) -> None:
     row = torch.full((size,), -INF)
-    assert plain_race.children(row, None, options, 1, 2, 3) == ([], [])
+    assert one(plain_race, row, None, options, 1, 2, 3) == ([], [])
     for path in available():
-        assert path.children(row, torch.arange(size), options, 1, 2, 3) == ([], [])
+        assert one(path, row, torch.arange(size), options, 1, 2, 3) == ([], [])
         assert path.draws(torch.zeros(size, dtype=torch.float64), 1, 2, 3) == []
         if size:
             for rows_of in (path.shares, plain.shares):
@@ -160,9 +174,9 @@ def test_numbers_that_are_none(options: Filter, wrong: float, rest: float) -> No
     row = torch.full((700,), rest)
     row[650] = wrong
     for path in available():
-        for children in (path.children, plain_race.children):
+        for kernels in (path, plain_race):
             with pytest.raises(ModelError):
-                children(row, None, options, 1, 2, 3)
+                one(kernels, row, None, options, 1, 2, 3)
         rows_of = (
             [path.shares, plain.shares] if options.temperature == 0 else [path.shares, path.processed, plain.shares]
         )
@@ -175,11 +189,11 @@ def test_rows_that_rise_and_fall() -> None:
     """The highest side by side: every one of them in the same few groups of columns."""
     row = torch.arange(20_000) / 7
     for path in available():
-        assert path.children(row, None, GREEDY, 1, 2, 63)[0] == list(range(19_999, 19_936, -1))
-        assert path.children(row.flip(0), None, GREEDY, 1, 2, 63)[0] == list(range(63))
+        assert one(path, row, None, GREEDY, 1, 2, 63)[0] == list(range(19_999, 19_936, -1))
+        assert one(path, row.flip(0), None, GREEDY, 1, 2, 63)[0] == list(range(63))
         for wanted in (8, 300, 20_000):
-            expected = plain_race.children(row, None, Filter(temperature=1e6), 1, 2, wanted)
-            assert path.children(row, None, Filter(temperature=1e6), 1, 2, wanted) == expected
+            expected = one(plain_race, row, None, Filter(temperature=1e6), 1, 2, wanted)
+            assert one(path, row, None, Filter(temperature=1e6), 1, 2, wanted) == expected
 
 
 def test_rows_that_are_not_side_by_side() -> None:
@@ -187,8 +201,8 @@ def test_rows_that_are_not_side_by_side() -> None:
     wide = torch.stack([torch.randperm(600), torch.zeros(600, dtype=torch.int64)], 1)
     for path in available():
         for options in (GREEDY, Filter(top_p=0.8)):
-            expected = plain_race.children(table[:, 4].clone(), wide[:, 0].clone(), options, 5, 6, 8)
-            assert path.children(table[:, 4], wide[:, 0], options, 5, 6, 8) == expected
+            expected = one(plain_race, table[:, 4].clone(), wide[:, 0].clone(), options, 5, 6, 8)
+            assert one(path, table[:, 4], wide[:, 0], options, 5, 6, 8) == expected
             assert torch.equal(path.shares(table[:, 4], options), plain.shares(table[:, 4].clone(), options))
         spread = plain.shares(table[:, 4], Filter())[None].expand(2, -1).t()[:, 0]
         assert path.draws(spread, 5, 6, 8) == plain_race.draws(spread.clone(), 5, 6, 8)
@@ -198,9 +212,9 @@ def test_ids_of_another_number_or_type() -> None:
     row = torch.randn(100, generator=torch.Generator().manual_seed(1))
     for path in available():
         with pytest.raises(KernelError, match="give one for each"):
-            path.children(row, torch.arange(99), GREEDY, 1, 2, 3)
-        assert path.children(row, torch.arange(100, dtype=torch.int32), Filter(), 1, 2, 3) == plain_race.children(
-            row, None, Filter(), 1, 2, 3
+            one(path, row, torch.arange(99), GREEDY, 1, 2, 3)
+        assert one(path, row, torch.arange(100, dtype=torch.int32), Filter(), 1, 2, 3) == one(
+            plain_race, row, None, Filter(), 1, 2, 3
         )
 
 
@@ -209,7 +223,7 @@ def test_ids_of_another_number_or_type() -> None:
 
 def test_chances_are_the_softmax_of_what_runs() -> None:
     row = torch.randn(400, generator=torch.Generator().manual_seed(3)) * 3
-    tokens, chances = sample.children(row, None, GREEDY, 1, 2, 6)
+    tokens, chances = one(sample, row, None, GREEDY, 1, 2, 6)
     exact = row.double().softmax(0)
     assert tokens == exact.topk(6).indices.tolist()
     assert chances == pytest.approx(exact.topk(6).values.tolist(), rel=1e-5)
@@ -217,10 +231,10 @@ def test_chances_are_the_softmax_of_what_runs() -> None:
     columns, height = plain.scores(row, None, options, 1, 2)
     exact = torch.zeros(400, dtype=torch.float64)
     exact[columns] = height.softmax(0)
-    tokens, chances = sample.children(row, None, options, 1, 2, 6)
+    tokens, chances = one(sample, row, None, options, 1, 2, 6)
     assert tokens == exact.topk(6).indices.tolist()
     assert chances == pytest.approx(exact.topk(6).values.tolist(), rel=1e-5)
-    everything = sample.children(row, None, options, 1, 2, 400)
+    everything = one(sample, row, None, options, 1, 2, 400)
     assert sorted(everything[0]) == columns.tolist()
     assert sum(everything[1]) == pytest.approx(1.0, abs=1e-6)
 
@@ -237,7 +251,7 @@ def test_shares_are_the_filtered_softmax(options: Filter) -> None:
 
 def test_children_in_their_order_are_draws_without_replacement() -> None:
     row = torch.tensor([0.1, 0.2, 0.0, 0.7]).log()
-    counts = Counter(tuple(sample.children(row, None, Filter(), noise_key(seed), 3, 2)[0]) for seed in range(2000))
+    counts = Counter(tuple(one(sample, row, None, Filter(), noise_key(seed), 3, 2)[0]) for seed in range(2000))
     likely = row.exp().tolist()
     expected: dict[tuple[int, ...], float] = {
         (i, j): likely[i] * likely[j] / (1 - likely[i]) for i in (0, 1, 3) for j in (0, 1, 3) if i != j
@@ -250,8 +264,8 @@ def test_children_of_two_drafters_that_agree_are_the_same() -> None:
     row = torch.randn(600, generator=torch.Generator().manual_seed(5)) * 2
     order = torch.randperm(600, generator=torch.Generator().manual_seed(6))
     for seed in range(20):
-        whole_row = sample.children(row, None, Filter(temperature=0.7), noise_key(seed), 9, 5)
-        assert sample.children(row[order], order, Filter(temperature=0.7), noise_key(seed), 9, 5) == whole_row
+        whole_row = one(sample, row, None, Filter(temperature=0.7), noise_key(seed), 9, 5)
+        assert one(sample, row[order], order, Filter(temperature=0.7), noise_key(seed), 9, 5) == whole_row
 
 
 def test_the_draws_of_a_round_are_the_race_of_its_noise() -> None:

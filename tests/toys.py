@@ -97,7 +97,14 @@ def drafts_that_change_nothing(
     return accepted, missed
 
 
-def no_draw(logits: Tensor, path: Seq[int], count: int = 1, *, node: int = 0, ids: Tensor | None = None) -> Drawn:
+def no_draw(
+    rows: Tensor,
+    paths: Seq[Seq[int]],
+    count: int = 1,
+    *,
+    nodes: Seq[int] = (0,),
+    ids: Tensor | None = None,
+) -> list[Drawn]:
     """The draw of a view whose drafter draws nothing."""
     raise AssertionError("this drafter has no logits to draw from")
 

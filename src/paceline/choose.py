@@ -48,20 +48,39 @@ class Chooser:
         return draw(row, self._sampling, self._key, (len(self._tokens) + len(path),))[0]
 
     def draft(
-        self, logits: Tensor, path: Sequence[int], count: int = 1, *, node: int = 0, ids: Tensor | None = None
-    ) -> Drawn:
+        self,
+        rows: Tensor,
+        paths: Sequence[Sequence[int]],
+        count: int = 1,
+        *,
+        nodes: Sequence[int] = (0,),
+        ids: Tensor | None = None,
+    ) -> list[Drawn]:
         """Children for a drafter: :class:`paceline.drafters.Draw`."""
+        if (self.rule is None or not self.rule.sampled) and self._rules.trivial:
+            return self._raced(rows, paths, count, ids)
+        each = zip(rows, paths, nodes, strict=True)
+        return [self._drawn(self._spread(row, ids), path, count, node) for row, path, node in each]
+
+    def _raced(
+        self, rows: Tensor, paths: Sequence[Sequence[int]], count: int, ids: Tensor | None = None
+    ) -> list[Drawn]:
+        """The likeliest of each row under the noise of its place."""
+        here = len(self._tokens)
+        positions = [here + len(path) for path in paths]
+        rows = rows[:, : self._rules.vocab_size]
+        return [Drawn(*each) for each in children(rows, ids, self._sampling, self._key, positions, count)]
+
+    def _drawn(self, row: Tensor, path: Sequence[int], count: int, node: int) -> Drawn:
+        """The same of one row under the rules of the request, or drawn from its probabilities."""
         try:
-            if self.rule is not None and self.rule.sampled:
-                q = self.probabilities(self._spread(logits, ids), path)
-                tokens = self.round.children(node, q, count)
-                return Drawn(tokens, q[tokens].tolist(), q)
-            if not self._rules.trivial:
-                logits, ids = self._ruled(self._spread(logits, ids), path), None
-            position = len(self._tokens) + len(path)
-            return Drawn(*children(logits[: self._rules.vocab_size], ids, self._sampling, self._key, position, count))
+            if self.rule is None or not self.rule.sampled:
+                return self._raced(self._ruled(row, path)[None], [path], count)[0]
+            q = self.probabilities(row, path)
         except RequestError:  # the rules leave no token that the drafter knows
             return Drawn([], [])
+        tokens = self.round.children(node, q, count)
+        return Drawn(tokens, q[tokens].tolist(), q)
 
     @property
     def dropping(self) -> Dropping | None:

@@ -17,38 +17,47 @@ from paceline.elementary import log
 from paceline.noise import gumbels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from paceline.draw import Filter
 
 
 def children(
-    row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int, count: int
-) -> tuple[list[int], list[float]]:
-    """The first tokens of the race that a draw decides, in falling order; the first of them is what the draw gives.
+    rows: Tensor, ids: Tensor | None, options: Filter, key: int, positions: Sequence[int], count: int
+) -> list[tuple[list[int], list[float]]]:
+    """For each row the first tokens of the race that a draw decides, in falling order; the first of them is what the
+    draw gives.
 
     The draw is that from the whole vocabulary, with -inf for every token that has no column. At temperature 0 the
     race goes by the logits alone.
 
     Args:
-        row: float32 [N], after the rules.
+        rows: float32 [M, N], after the rules.
         ids: int64 [N], the tokens of the columns, below 2**32, all different, in any order; without them column i is
             token i.
-        options: how the row becomes a distribution.
+        options: how a row becomes a distribution.
         key: what :func:`paceline.noise.noise_key` gave.
-        position: the absolute position of the token that is drawn.
+        positions: for each row the absolute position of the token that is drawn.
         count: how many tokens are wanted; there are fewer where fewer are possible, and none in a row of -inf.
 
     Returns:
-        The tokens, and for each an estimate of its chance to be what the target draws with the same noise: the
-        softmax of all that ran, logits and noise together.
+        For each row the tokens, and for each token an estimate of its chance to be what the target draws with the same
+        noise: the softmax of all that ran, logits and noise together.
 
     Raises:
-        ModelError: the row holds NaN or +inf.
+        ModelError: a row holds NaN or +inf.
     """
     if ids is not None:
         ids, order = ids.sort()
-        row = row[order]
+        rows = rows[:, order]
+    return [_first(row, ids, options, key, at, count) for row, at in zip(rows, positions, strict=True)]
+
+
+def _first(
+    row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int, count: int
+) -> tuple[list[int], list[float]]:
     possible = (row != -math.inf).nonzero()[:, 0]
     if possible.shape[0] == 0:
         return [], []

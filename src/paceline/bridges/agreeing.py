@@ -33,7 +33,7 @@ class Agreeing:
         return SameReading(tokens, self._known)
 
     def draw(self, view: View, logits: Tensor, path: Sequence[int], count: int, node: int) -> Drawn:
-        return view.draw(logits[: self._common], path, count, node=node)
+        return view.draw(logits[None, : self._common], [path], count, nodes=[node])[0]
 
     def own(self, tokens: Sequence[int]) -> Sequence[int]:
         return tokens

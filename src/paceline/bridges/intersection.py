@@ -64,7 +64,7 @@ class Intersection:
         return TextReading(self._target, self._draft, tokens)
 
     def draw(self, view: View, logits: Tensor, path: Sequence[int], count: int, node: int) -> Drawn:
-        return view.draw(logits[self._columns], path, count, node=node, ids=self._targets)
+        return view.draw(logits[None, self._columns], [path], count, nodes=[node], ids=self._targets)[0]
 
     def own(self, tokens: Sequence[int]) -> Sequence[int]:
         return [self.pairs[token] for token in tokens]

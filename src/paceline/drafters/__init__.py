@@ -52,20 +52,26 @@ class Draw(Protocol):
     """How a drafter draws: with the request's rules, and with the noise that the verification rule demands."""
 
     def __call__(
-        self, logits: Tensor, path: Sequence[int], count: int = 1, *, node: int = 0, ids: Tensor | None = None
-    ) -> Drawn:
-        """Draw children of one node.
+        self,
+        rows: Tensor,
+        paths: Sequence[Sequence[int]],
+        count: int = 1,
+        *,
+        nodes: Sequence[int] = (0,),
+        ids: Tensor | None = None,
+    ) -> list[Drawn]:
+        """Draw children of some nodes of one tree.
 
         Args:
-            logits: float32 [N], the drafter's raw logits for the token after ``path``; it may be shorter than the
-                target's row, and is then silent on the ids that it lacks.
-            path: the drafted tokens between the root and the children.
-            count: the most children.
-            node: the index in the tree of the node whose children they are.
+            rows: float32 [M, N], for each node the drafter's raw logits for the token after its path; they may be
+                shorter than the target's rows, and are then silent on the ids that they lack.
+            paths: for each node the drafted tokens between the root and the children.
+            count: the most children of each.
+            nodes: their indices in the tree.
             ids: int64 [N], the target ids of the columns; without it they are 0 to N - 1.
 
         Returns:
-            The children, in the order in which they were drawn; none where the rules leave no token.
+            The children of each, in the order in which they were drawn; none where the rules leave no token.
         """
 
 

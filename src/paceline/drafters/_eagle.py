@@ -74,11 +74,13 @@ class _Growth:
         self._masks: dict[int, int] = {0: 0}
         self._states: dict[int, Tensor] = {}
 
-    def expand(self, node: int, logits: Tensor, state: Tensor, ids: Tensor | None) -> None:
-        """Draw the children of ``node`` from what its row gave."""
-        self._states[node] = state
-        drawn = self.view.draw(logits, self.candidates.path(node), width_of(self.tree), node=node, ids=ids)
-        self.candidates.take(node, drawn, _RANKS)
+    def expand(self, nodes: Sequence[int], logits: Tensor, states: Tensor, ids: Tensor | None) -> None:
+        """Draw the children of ``nodes`` from what their rows gave, logits [M, N] and states [M, hidden]."""
+        self._states.update(zip(nodes, states.unbind(), strict=True))
+        paths = [self.candidates.path(node) for node in nodes]
+        drawn = self.view.draw(logits, paths, width_of(self.tree), nodes=nodes, ids=ids)
+        for node, children in zip(nodes, drawn, strict=True):
+            self.candidates.take(node, children, _RANKS)
 
     def frontier(self) -> list[int]:
         """What is expanded next; nothing where that would not pay."""
@@ -186,7 +188,8 @@ class EagleDrafter:
         growing = [growth for growth in growing if growth.state.last is not None and not growth.state.waiting]
         for growth in growing:
             assert growth.state.last is not None
-            growth.expand(0, *growth.state.last, self._head.target_ids)
+            logits, state = growth.state.last
+            growth.expand([0], logits[None], state[None], self._head.target_ids)
         level = [(growth, growth.frontier()) for growth in growing]
         while level := [(growth, nodes) for growth, nodes in level if nodes]:
             level = [(growth, growth.frontier()) for growth in self._grow(level)]
@@ -228,10 +231,10 @@ class EagleDrafter:
                 grown.append((growth, nodes))
         if grown:
             logits, outputs = self._head.forward(rows.batch(), self._slabs, torch.stack(states))
-            places = iter(zip(logits.unbind(), outputs.unbind(), strict=True))
+            end = 0
             for growth, nodes in grown:
-                for node in nodes:
-                    growth.expand(node, *next(places), self._head.target_ids)
+                own = slice(end, end := end + len(nodes))
+                growth.expand(nodes, logits[own], outputs[own], self._head.target_ids)
         return [growth for growth, _ in grown]
 
 

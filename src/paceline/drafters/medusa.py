@@ -100,7 +100,7 @@ class MedusaDrafter:
                 # The rules of a request may tell paths of one depth apart, but a draft need not be that exact, unless
                 # it is to be compared with what it was drawn from.
                 if drawn is None or drawn.q is not None:
-                    drawn = view.draw(row, found.path(node), width, node=node, ids=self._heads.target_ids)
+                    drawn = view.draw(row[None], [found.path(node)], width, nodes=[node], ids=self._heads.target_ids)[0]
                 found.take(node, drawn, _ranks(depth))
             nodes = found.frontier(MAX_NODES)
         return found.tree(self.name)

@@ -64,13 +64,13 @@ class SampleKernels:
         self._uniforms.argtypes = [ctypes.c_uint64, pointer, integer, pointer]
         self._children, self._shares, self._race = library.pl_children, library.pl_shares, library.pl_race
         row: list[Any] = [ctypes.c_int32, pointer, integer]
-        self._children.argtypes = [*row, pointer, pointer, ctypes.c_uint64, integer, pointer, pointer, pointer]
+        self._children.argtypes = [*rows, pointer, pointer, pointer, integer, pointer, pointer, pointer, pointer]
         self._processed = library.pl_processed
         self._shares.argtypes = self._processed.argtypes = [*row, pointer, pointer, pointer]
         self._race.argtypes = [*row, ctypes.c_uint64, integer, pointer, pointer, pointer]
-        for function in (self._children, self._shares, self._processed, self._race):
+        for function in (self._shares, self._processed, self._race):
             function.restype = integer
-        for function in (self._argmax, self._draw, self._uniforms):
+        for function in (self._argmax, self._draw, self._children, self._uniforms):
             function.restype = None
         self._top = library.pl_top
         self._top.argtypes = [*rows, integer, pointer, pointer, pointer]
@@ -90,33 +90,34 @@ class SampleKernels:
             return self.argmax(rows)
         rows = _packed(rows)
         count = rows.shape[0]
-        keys = (ctypes.c_uint64 * count)(*(stream(key, p) for _, p in zip(range(count), positions, strict=True)))
         found = (ctypes.c_int64 * count)()
         self._draw(
             *(self.path, rows.data_ptr(), count, rows.stride(0), rows.shape[1]),
-            *(_filter(options), keys, self._room(rows.shape[1]), found),
+            *(_filter(options), _keys(key, positions, count), self._room(rows.shape[1]), found),
         )
         return _checked(list(found))
 
     def children(
-        self, row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int, count: int
-    ) -> tuple[list[int], list[float]]:
-        row = _packed(row[None])[0]
-        size = row.shape[0]
+        self, rows: Tensor, ids: Tensor | None, options: Filter, key: int, positions: Sequence[int], count: int
+    ) -> list[tuple[list[int], list[float]]]:
+        rows = _packed(rows)
+        number, size = rows.shape
         count = min(count, size)
         if ids is not None:
             ids = ids.to("cpu", torch.int64).contiguous()
-            if ids.shape != row.shape:
-                raise KernelError(f"ids are {list(ids.shape)} for a row of {size} columns; give one for each.")
-        tokens, chances = (ctypes.c_int64 * count)(), (ctypes.c_double * count)()
-        found = self._children(
-            *(self.path, row.data_ptr(), size, None if ids is None else ids.data_ptr()),
-            *(None if options.temperature == 0.0 else _filter(options), stream(key, position)),
-            *(count, self._room(size), tokens, chances),
+            if ids.shape != (size,):
+                raise KernelError(f"ids are {list(ids.shape)} for rows of {size} columns; give one for each.")
+        tokens, chances = (ctypes.c_int64 * (number * count))(), (ctypes.c_double * (number * count))()
+        found = (ctypes.c_int64 * number)()
+        self._children(
+            *(self.path, rows.data_ptr(), number, rows.stride(0), size, None if ids is None else ids.data_ptr()),
+            *(None if options.temperature == 0.0 else _filter(options), _keys(key, positions, number)),
+            *(count, self._room(size), tokens, chances, found),
         )
-        if found == _NOT_FINITE:
+        if _NOT_FINITE in found:
             plain.check_top(math.nan)
-        return tokens[: max(found, 0)], chances[: max(found, 0)]
+        each = [(place * count, place * count + max(0, there)) for place, there in enumerate(found)]
+        return [(tokens[first:end], chances[first:end]) for first, end in each]
 
     def top(self, rows: Tensor, count: int) -> Tensor:
         rows = _packed(rows)
@@ -183,6 +184,11 @@ class SampleKernels:
         return result
 
 
+def _keys(key: int, positions: Sequence[int], count: int) -> Any:
+    """A key for the noise of each of ``count`` rows."""
+    return (ctypes.c_uint64 * count)(*(stream(key, place) for _, place in zip(range(count), positions, strict=True)))
+
+
 def _filter(options: Filter) -> Any:
     """A pointer to the filter as C knows it."""
     return ctypes.byref(_Filter(options.scale, options.top_p, options.reach, options.top_k))
@@ -219,11 +225,11 @@ def draw(rows: Tensor, options: Filter, key: int, positions: Sequence[int]) -> l
 
 
 def children(
-    row: Tensor, ids: Tensor | None, options: Filter, key: int, position: int, count: int
-) -> tuple[list[int], list[float]]:
+    rows: Tensor, ids: Tensor | None, options: Filter, key: int, positions: Sequence[int], count: int
+) -> list[tuple[list[int], list[float]]]:
     """``paceline.race.children``, in C where the library is there: the same tokens and chances."""
     kernels = _kernels()
-    return (plain_race if kernels is None else kernels).children(row, ids, options, key, position, count)
+    return (plain_race if kernels is None else kernels).children(rows, ids, options, key, positions, count)
 
 
 def top(rows: Tensor, count: int) -> Tensor:

@@ -174,12 +174,15 @@ void pl_uniforms(uint64_t key, const int64_t *ids, int64_t n, double *out)
         out[i] = uniform(key, ids[i]);
 }
 
-int64_t pl_children(int32_t path, const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, uint64_t key,
-                    int64_t count, pl_candidate *room, int64_t *tokens, double *chances)
+void pl_children(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, const int64_t *ids,
+                 const pl_filter *filter, const uint64_t *keys, int64_t count, pl_candidate *room, int64_t *tokens,
+                 double *chances, int64_t *found)
 {
-    winners found = {chances, tokens, 0, count};
-    const int64_t state = CHOOSE(path, children)(x, n, ids, filter, key, room, &found);
-    return state < 0 ? state : found.count;
+    for (int64_t i = 0; i < rows; i++) {
+        winners first = {chances + i * count, tokens + i * count, 0, count};
+        const int64_t state = CHOOSE(path, children)(x + i * stride, n, ids, filter, keys[i], room, &first);
+        found[i] = state < 0 ? state : first.count;
+    }
 }
 
 int64_t pl_top(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, int64_t count,

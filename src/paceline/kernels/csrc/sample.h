@@ -31,10 +31,11 @@ void pl_draw(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t
 int64_t pl_logprobs(int32_t path, const float *x, int64_t n, int64_t token, int64_t k, pl_candidate *room,
                     pl_report *report, int64_t *ids);
 
-/* The first count tokens of the race among those that the filter keeps, in falling order, at no temperature (NULL)
- * by logit alone, and their chances; returns how many there are. */
-int64_t pl_children(int32_t path, const float *x, int64_t n, const int64_t *ids, const pl_filter *filter, uint64_t key,
-                    int64_t count, pl_candidate *room, int64_t *tokens, double *chances);
+/* For each row the first count tokens of the race among those that the filter keeps, in falling order, at no
+ * temperature (NULL) by logit alone, and their chances; found has how many there are, or why there are none. */
+void pl_children(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, const int64_t *ids,
+                 const pl_filter *filter, const uint64_t *keys, int64_t count, pl_candidate *room, int64_t *tokens,
+                 double *chances, int64_t *found);
 /* The count highest tokens of each row, in falling order; returns how many rows were filled: it stops at one that is
  * no row of logits, or that has fewer possible tokens. Scores is scratch for count numbers. */
 int64_t pl_top(int32_t path, const float *x, int64_t rows, int64_t stride, int64_t n, int64_t count,
