@@ -49,7 +49,8 @@ class Processes:
         joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
         self._reduce(joined)
         joined /= self.count
-        for tensor, part in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
+        parts = torch.split(joined, [tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
 
     def sums(self, values: Sequence[float]) -> list[float]:
