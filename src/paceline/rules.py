@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 
 
 class Counts:
-    """How often each token is in the output, which are in the prompt, and where a constraint is after the output: a
-    function of the committed tokens.
+    """How often each token is in the output, and where a constraint is after it: a function of the committed tokens.
 
     A sequence keeps one and commits to it what was accepted; drafts never enter it.
     """
 
-    def __init__(
-        self, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = (), guard: Guard | None = None
-    ) -> None:
-        self.prompt = frozenset(prompt_ids)
+    def __init__(self, output_ids: Sequence[int] = (), guard: Guard | None = None) -> None:
         self.output: Counter[int] = Counter()
         self.state = None if guard is None else guard.initial()
         self._guard = guard
@@ -44,11 +40,7 @@ class Counts:
         self.output.update(tokens)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Counts) and (self.prompt, self.output, self.state) == (
-            other.prompt,
-            other.output,
-            other.state,
-        )
+        return isinstance(other, Counts) and (self.output, self.state) == (other.output, other.state)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -82,7 +74,6 @@ class LogitRules:
         constraint: Constraint | None = None,
     ) -> None:
         self.sampling = sampling
-        self.prompt_ids = tuple(prompt_ids)
         self.vocab_size = vocab_size
         self.words = tuple(tuple(word) for word in bad_words if word)
         eos = () if sampling.ignore_eos else eos_ids
@@ -92,7 +83,9 @@ class LogitRules:
         )
         self._check()
         self.guard = self._guarded(constraint)
-        self.prompt = torch.tensor(sorted(i for i in set(prompt_ids) if i < vocab_size), dtype=torch.int64)
+        # Those who wait are many, and their prompts long: ids are noted where they are looked at.
+        self.seen = frozenset(prompt_ids if sampling.repetition_penalty != 1.0 else ())
+        self.prompt = torch.tensor(sorted(i for i in self.seen if i < vocab_size), dtype=torch.int64)
         self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
         self.bias = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
         self.forbidden = self._forbidden()
@@ -105,7 +98,7 @@ class LogitRules:
 
     def counts(self, output_ids: Sequence[int] = ()) -> Counts:
         """The counts after ``output_ids``, for a sequence to keep."""
-        return Counts(self.prompt_ids, output_ids, self.guard)
+        return Counts(output_ids, self.guard)
 
     def apply(
         self, row: Tensor, output_ids: Sequence[int], path: Sequence[int] = (), counts: Counts | None = None
@@ -140,7 +133,7 @@ class LogitRules:
         output = counts.output + Counter(path) if path else counts.output
         repetition = self.sampling.repetition_penalty
         if repetition != 1.0:
-            new = torch.tensor([i for i in output if i not in counts.prompt], dtype=torch.int64)
+            new = torch.tensor([i for i in output if i not in self.seen], dtype=torch.int64)
             ids = torch.cat([self.prompt, new])
             seen = row[ids]
             row[ids] = torch.where(seen > 0, seen / repetition, seen * repetition)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.bench.runner import Runner
     from paceline.drafters import Drafter
     from paceline.engine import Engine
+    from paceline.front import Front
     from paceline.llm import LLM
     from paceline.pages import CacheGroup, Slab
     from paceline.request import Sequence as Running
@@ -143,7 +144,7 @@ class StepBench:
 
     def _shape(self, shape: Shape) -> dict[str, Any]:
         before = (WARM_UP + self._steps) // 2
-        ids = self._text(max(1, shape.context - before))
+        ids = ordinary_ids(self._llm, max(1, shape.context - before))
         return self._time(ids, GREEDY, self._blind if shape.rows > 1 else None, shape.rows)
 
     def _time(self, ids: list[int], sampling: Sampling, drafter: Drafter | None, rows: int) -> dict[str, list[float]]:
@@ -163,7 +164,7 @@ class StepBench:
         return seconds
 
     def _prefill(self) -> dict[str, Any]:
-        ids = self._text(_PREFILL)
+        ids = ordinary_ids(self._llm, _PREFILL)
         seconds = []
         for _ in range(WARM_UP + 5):
             self._llm.forget()
@@ -174,7 +175,7 @@ class StepBench:
 
     def _sampling(self) -> dict[str, Any]:
         """Greedy against sampled: plain steps, and steps all of whose rows are right and therefore visited."""
-        ids = self._text(_SAMPLING_CONTEXT)
+        ids = ordinary_ids(self._llm, _SAMPLING_CONTEXT)
         found: dict[str, Any] = {}
         for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
             found[f"{name} step"] = median(self._time(ids, sampling, None, 1)["step"])
@@ -190,11 +191,12 @@ class StepBench:
         found["seconds a verified row"] = (found[f"sampled {wide}"] - found[f"greedy {wide}"]) / _VERIFIED_ROWS
         return found
 
-    def _text(self, count: int) -> list[int]:
-        """So many tokens of ordinary text."""
-        text = "\n\n".join(turn for prompt in read_prompts() for turn in prompt.turns)
-        ids = self._llm.tokenizer.encode(text)
-        return [ids[place % len(ids)] for place in range(count)]
+
+def ordinary_ids(llm: Front, count: int) -> list[int]:
+    """So many tokens of ordinary text."""
+    text = "\n\n".join(turn for prompt in read_prompts() for turn in prompt.turns)
+    ids = llm.tokenizer.encode(text)
+    return [ids[place % len(ids)] for place in range(count)]
 
 
 def _drafting(rows: int) -> Speculation:
