@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline import AsyncLLM
+from paceline import AsyncLLM, RequestError
 from paceline.bench import crowd
-from paceline.bench.crowd import Crowd, visitors
+from paceline.bench.crowd import Crowd
 from paceline.bench.runner import Runner
+from paceline.bench.visitors import CROWD, visitors
+from paceline.bench.ways import chosen_ways
 from paceline.cli import main
+from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.verify import Verifier
 from tests.bench_models import model_folder, prompts
 
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["model_folder"]
 
-METHODS = ("auto", "ngram", "suffix", "recycling", "lookahead", "prediction", "draft_model:draft_layers=1,tree=2")
-COUNT = 32
+WAYS = tuple(way for way in CROWD if way.judge != "rejected")
+COUNT = 40
 BYTES = 150_000
 
 
@@ -44,21 +47,29 @@ def runner(path: Path | None = None) -> Runner:
 
 
 def test_every_answer_is_the_one_that_is_given_alone(llm: AsyncLLM, tmp_path: Path) -> None:
-    everyone = visitors(llm, prompts(8), COUNT, METHODS)
+    everyone = visitors(llm, prompts(8), COUNT, WAYS)
     path = tmp_path / "cells.jsonl"
     report = Crowd(llm, everyone, runner(path), orders=2).report()
-    assert report["differing"] == report["lost"] == 0
-    assert report["compared"] >= 2 * COUNT - report["seen"]["left"]
-    assert report["seen"]["finished"] + report["seen"]["left"] == 2 * COUNT
-    assert all(report["seen"].values()), report["seen"]  # all of it happens, seldom as it may be
-    assert sum(found["requests"] for found in report["methods"].values()) == 2 * COUNT
+    assert (report["differing"], report["lost"], report["held"]) == (0, 0, 0)
+    assert report["errors"] == {}
+    seen = report["seen"]
+    assert seen["finished"] + seen["left before their end"] == 2 * COUNT
+    assert seen["over 1,000 tokens"] == 0  # there is no room for any
+    assert all(number for name, number in seen.items() if name != "over 1,000 tokens"), seen  # seldom as it may be
+    assert report["compared"] >= 2 * COUNT
+    ways = report["by_way"]
+    assert sum(found["requests"] for found in ways.values()) == 2 * COUNT
+    assert set(ways) == {way.name for way in WAYS}
+    assert sum(found["rejected"] for found in ways.values()) == seen["drafts rejected"]
+    assert {"target", "grammar", "draft_model", "prediction"} <= set(report["by_drafter"])
+    assert sum(report["by_drafter"].values()) == report["tokens"]
     again = runner(path)
     assert Crowd(llm, everyone, again, orders=2).report() == report
     assert again.taken == 0
 
 
 def test_a_token_that_another_row_should_have_had_is_found(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    everyone = visitors(llm, prompts(8), COUNT, METHODS)
+    everyone = visitors(llm, prompts(8), COUNT, WAYS)
     crowd_of = Crowd(llm, everyone, runner(), orders=1)
     honest = Verifier.accept
 
@@ -75,9 +86,41 @@ def test_a_token_that_another_row_should_have_had_is_found(llm: AsyncLLM, monkey
     assert report["differences"][0]["expected"] != report["differences"][0]["found"]
 
 
+def test_a_request_that_breaks_off_is_lost(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = visitors(llm, prompts(8), 8, WAYS)
+    expected = Crowd(llm, everyone, runner(), orders=1)
+    honest = Verifier.accept
+
+    def accept(self: Verifier, sequence: Sequence, tree: TokenTree, logits: Tensor) -> Verdict:
+        if sequence.drafter is not None and len(sequence.tokens) > sequence.prompt_length + 2:
+            raise RequestError("no more of it.")
+        return honest(self, sequence, tree, logits)
+
+    monkeypatch.setattr(Verifier, "accept", accept)
+    report = expected.report()
+    assert report["lost"] == len(report["errors"]) > 0
+    assert "no more of it" in next(iter(report["errors"].values()))
+    assert (report["differing"], report["held"]) == (0, 0)
+
+
+def test_what_a_drafter_keeps_of_those_who_are_gone_is_found(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = visitors(llm, prompts(8), 4, chosen_ways(["draft_layers"], CROWD))
+    assert Crowd(llm, everyone, runner(), orders=1).report()["held"] == 0
+    monkeypatch.setattr(DraftModelDrafter, "release", lambda self, sequence: None)
+    assert Crowd(llm, everyone, runner(), orders=1).report()["held"] > 0
+
+
+def test_each_way_must_have_been_right_and_wrong(llm: AsyncLLM) -> None:
+    everyone = visitors(llm, prompts(8), 6, chosen_ways(["medusa", "grammar"], CROWD))
+    short = Crowd(llm, everyone, runner(), orders=1).report()["short"]
+    assert "medusa: rejected" in short or "grammar: accepted" in short
+    assert "medusa: accepted" not in short
+    assert "grammar: rejected" not in short
+
+
 def test_requests_are_drawn_by_the_seed_alone(llm: AsyncLLM) -> None:
-    assert visitors(llm, prompts(8), 10, METHODS) == visitors(llm, prompts(8), 10, METHODS)
-    assert visitors(llm, prompts(8), 10, METHODS) != visitors(llm, prompts(8), 10, METHODS, seed=1)
+    assert visitors(llm, prompts(8), 10, WAYS) == visitors(llm, prompts(8), 10, WAYS)
+    assert visitors(llm, prompts(8), 10, WAYS) != visitors(llm, prompts(8), 10, WAYS, seed=1)
 
 
 def test_the_command_line(

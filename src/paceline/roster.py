@@ -104,8 +104,12 @@ class Roster:
     @property
     def bytes(self) -> int:
         """What the draft models and the caches of drafters take."""
-        pools = [pool for shared in tuple(self._shared.values()) for pool in shared.pools]
-        return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in pools)
+        return self._models.weight_bytes + sum(pool.pages * pool.group.page_bytes for pool in self.lent)
+
+    @property
+    def lent(self) -> list[PagePool]:
+        """The pools of the drafters' caches."""
+        return [pool for shared in tuple(self._shared.values()) for pool in shared.pools]
 
     def has(self, speculation: Speculation) -> bool:
         """Whether there is a drafter for these options, so that :meth:`drafter` gives it at once."""

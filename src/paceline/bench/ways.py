@@ -29,14 +29,15 @@ class Way:
             short draft model and of the target. None is the oracle alone, which knows the answer and swaps half of
             its tokens for wrong ones.
         judge: what proves something. "both": enough drafts accepted and enough rejected, the oracle helping out where
-            it must; "accepted": enough drafts, and every one accepted; "none": nothing is drafted.
+            it must; "accepted": enough drafts, and every one accepted; "rejected": enough rejected, for a drafter that
+            is next to never right; "none": nothing is drafted.
         request: "predicted" requests come with their answer, some of its tokens wrong; "constrained" ones may answer
             only what the free answer is, or is with a few tokens swapped.
     """
 
     name: str
     options: str | None
-    judge: Literal["both", "accepted", "none"] = "both"
+    judge: Literal["both", "accepted", "rejected", "none"] = "both"
     request: Literal["free", "predicted", "constrained"] = "free"
 
 
@@ -66,15 +67,15 @@ WAYS = (
 """What is verified unless said otherwise; the first five are those of the first measurement."""
 
 
-def chosen_ways(names: Sequence[str] | None) -> tuple[Way, ...]:
-    """The ways that are named: of :data:`WAYS`, or written as for `bench run`; all of :data:`WAYS` for None.
+def chosen_ways(names: Sequence[str] | None, every: Sequence[Way] = WAYS) -> tuple[Way, ...]:
+    """The ways that are named: of ``every``, or written as for `bench run`; all of ``every`` for None.
 
     Raises:
         OptionError: one of them is neither, or is named twice.
     """
     if names is None:
-        return WAYS
-    known = {way.name: way for way in WAYS}
+        return tuple(every)
+    known = {way.name: way for way in every}
     found = tuple(known.get(name) or Way(parse_method(name, {}).name, name) for name in names)
     if len({way.name for way in found}) < len(found):
         raise OptionError("a method is named twice; give each once.")

@@ -54,15 +54,16 @@ def verified(report: Mapping[str, Any]) -> list[Table]:
 
 
 def crowded(report: Mapping[str, Any]) -> list[Table]:
-    """What a crowd of requests did: what happened how often, and drafts by method."""
-    seen = _table("what happened", "what", "times")
-    for name, number in report["seen"].items():
-        seen.add_row(name, str(number))
-    columns = ("requests", "drafted", "accepted", "differing")
-    table = _table("by method", "method", *columns, wrapped=0)
-    for method, found in report["methods"].items():
-        table.add_row(method, *(str(found[column]) for column in columns))
-    return [seen, table]
+    """What a crowd of requests did: what happened how often, what became of drafts, and who gave the tokens."""
+    seen, given = _table("what happened", "what", "times"), _table("tokens by drafter", "drafter", "tokens")
+    for table, counts in ((seen, report["seen"]), (given, report["by_drafter"])):
+        for name, number in counts.items():
+            table.add_row(name, f"{number:,}")
+    columns = ("requests", "drafted", "accepted", "rejected", "differing")
+    drafts = _table("drafts", "method", *columns, wrapped=0)
+    for way, found in report["by_way"].items():
+        drafts.add_row(way, *(f"{found[column]:,}" for column in columns))
+    return [seen, drafts, given]
 
 
 def compared(report: Mapping[str, Any]) -> list[Table]:

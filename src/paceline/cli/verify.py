@@ -8,6 +8,7 @@ import typer
 from paceline.bench import crowd as crowds
 from paceline.bench.run import parse_method
 from paceline.bench.verify import ENOUGH, FIRST_SEED, Verification
+from paceline.bench.visitors import CROWD, ROOM, visitors
 from paceline.bench.ways import SHARE, WAYS, chosen_ways, combinations, draws
 from paceline.cli.flags import verb
 from paceline.cli.measure import ASKED, MEASURING, Asked, Drafts, Measuring, Tokens
@@ -110,19 +111,22 @@ def _crowd(
 ) -> int:
     prompts = Asked(**asked).take(quiet=result.quiet)
     engine = {"max_num_seqs": crowds.AT_ONCE, "max_model_len": crowds.CONTEXT, "cache_memory": crowds.CACHE, **engine}
-    room = False if methods else parse_method(crowds.ROOM, {}).speculation
+    ways = chosen_ways(methods, CROWD)
+    room = False if methods else parse_method(ROOM, {}).speculation
     llm = result.open_async(model, engine, room)
-    everyone = crowds.visitors(llm, prompts, count, methods or crowds.METHODS)
+    everyone = visitors(llm, prompts, count, ways)
     with result.cells(llm, prompts, crowd=count, methods=methods, engine=engine) as cells:
         report = crowds.Crowd(llm, everyone, cells, orders=orders).report()
     result.show(report, *crowded(report))
     if not result.as_json:
         for difference in report["differences"]:
             print("differs:", *(f"{key} {difference[key]}" for key in ("request", "choice", "place")))
-        print("", *(f"{key}: {report[key]}" for key in ("compared", "differing", "lost")), sep="\n")
+        for request, error in report["errors"].items():
+            print(f"lost: request {request}, {error}")
+        print("", *(f"{key}: {report[key]}" for key in ("compared", *crowds.WRONG)), sep="\n")
     if report["short"]:
         tell(
             f"too seldom for the run to count: {', '.join(report['short'])}. Give more requests, or, for those that "
             "give way, a smaller --cache-memory."
         )
-    return 1 if report["differing"] or report["lost"] or report["short"] else 0
+    return 1 if any(report[key] for key in (*crowds.WRONG, "short")) else 0
