@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.prompts import Prompt
     from paceline.wishes import Wishes
 
-SHORT = 4
+SHORT = 8
 """Layers of the short draft model; half of the target's where it has no more."""
 CROWD = (
     Way("auto", "auto"),
@@ -64,7 +64,7 @@ _HARMLESS = _SETTINGS[:7]  # to a constraint, which leaves few tokens
 _LENGTHS = (1, 8, 32, 96, 96, 96)
 _LONGEST = 1200  # tokens of a prompt
 _SHARED = 0.4  # of the requests begin with one of a few long texts
-_BEGINNINGS = (300, 600, 1200)  # characters of two of them
+_BEGINNINGS = (300, 600, 1200, 6000)  # characters of two of them
 _QUESTIONS = (100, 100, 100, 6000)
 _RECITED = 40  # tokens that a constraint allows, but for a few that are swapped
 _PREDICTED = 0.2  # of the requests, beside those that draft from nothing else, come with a prediction
