@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +11,9 @@ from paceline.errors import ContextLengthError, OptionError
 from paceline.sampling import Sampling
 from paceline.targets.spec import LayerSpec
 from paceline.train.examples import Example, answered, frequent_ids, preview
+from paceline.train.features import Features
 from paceline.train.pack import Pack, Reader
 from paceline.train.shared import Shared
-from paceline.train.taps import Taps
 from tests.bench_models import model_folder, tiny_llm
 from tests.decoders import VOCAB, Cache, piece, random_ids, rope_spec, tiny_decoder, tiny_spec
 from tests.toys import TOKENIZER
@@ -52,88 +51,84 @@ def test_a_draft_vocabulary_has_what_counts_most_often() -> None:
             frequent_ids(examples, size, 11)
 
 
-def labels_by_hand(examples: list[Example], depth: int) -> list[tuple[int, int]]:
-    """The row of every root and the label of its draft at ``depth``."""
+def drafts_by_hand(examples: list[Example], depth: int) -> list[tuple[int, bool]]:
+    """The row of every root, and whether its draft stays inside the answer down to ``depth``."""
     found, base = [], 0
     for example in examples:
         tokens, counts = example.tokens, example.counts
         for root in range(len(tokens) - 2):
             if counts[root + 2]:
                 whole = root + 2 + depth < len(tokens) and all(counts[root + 2 : root + 3 + depth])
-                found.append((base + root, tokens[root + 2 + depth] if whole else -1))
+                found.append((base + root, whole))
         base += len(tokens)
     return found
 
 
-def test_labels_never_leave_their_answer() -> None:
+def test_drafts_never_leave_their_answer() -> None:
     examples = [
         Example.of([1, 2, 3], [4, 5, 6]),
         Example.of([7], [8, 9]),
         Example((1, 2, 3, 4, 5, 6, 7, 8), (False, True, True, False, True, True, True, False)),
         Example.of([1, 2], [3]),
     ]
-    pack = Pack.of(examples, Taps(tiny_decoder(tiny_spec()), (2,)))
+    pack = Pack.of(examples, Features(tiny_decoder(tiny_spec()), (2,)))
     roots = pack.roots()
     for depth in range(4):
-        assert list(zip(roots.tolist(), pack.labels(roots, depth).tolist(), strict=True)) == labels_by_hand(
-            examples, depth
-        )
+        inside = pack.inside(roots, depth).tolist()
+        assert list(zip(roots.tolist(), inside, strict=True)) == drafts_by_hand(examples, depth)
     assert pack.tokens[roots + 2].tolist() == [4, 5, 6, 9, 3, 5, 6, 7, 3]
+    assert pack.tokens[pack.saying() + 1].tolist() == [4, 5, 6, 8, 9, 2, 3, 5, 6, 7, 3]
+    assert pack.starts.tolist() == [0] * 6 + [6] * 3 + [9] * 8 + [17] * 3
 
 
 def test_an_epoch_reads_every_example_once() -> None:
     examples = [Example.of([token], [token] * (2 + token % 5)) for token in range(20)] + [Example.of([1], [50])]
-    reader = Reader(examples, Taps(tiny_decoder(tiny_spec()), (0,)), 16)
-    dice = random.Random(0)
+    features = Features(tiny_decoder(tiny_spec()), (0,))
+    reader = Reader(examples, features, 16)
     orders = []
-    for _ in range(2):
-        packs, shares = zip(*reader.epoch(dice), strict=True)
-        order = [int(pack.tokens[row]) for pack in packs for row in (pack.places == 0).nonzero()[:, 0]]
-        assert sorted(order) == list(range(20))  # the last of all has nothing to learn from
-        assert all(len(pack.tokens) <= 16 for pack in packs)
-        assert list(shares) == sorted(set(shares))
-        assert shares[-1] == 1.0
-        orders.append(order)
-    assert orders[0] != orders[1]
+    for number in range(2):
+        packs = reader.epoch(number)
+        assert packs == Reader(examples, features, 16).epoch(number)
+        assert sorted(example for pack in packs for example in pack) == list(range(20))  # the last teaches nothing
+        rows = [reader.pack(pack, step).tokens for step, pack in enumerate(packs)]
+        assert all(len(tokens) <= 16 for tokens in rows)
+        assert [set(tokens.tolist()) for tokens in rows] == [set(pack) for pack in packs]
+        orders.append(packs)
+    assert orders[0] != orders[1] != Reader(examples, features, 16, seed=1).epoch(0)
     with pytest.raises(OptionError, match="nothing to train on"):
-        Reader(examples[-1:], Taps(tiny_decoder(tiny_spec()), (0,)), 16)
+        Reader(examples[-1:], features, 16)
 
 
 WINDOWS = tiny_spec([LayerSpec(rope_spec(), 20), LayerSpec(rope_spec(), None), LayerSpec(rope_spec(), 20)])
 
 
 @pytest.mark.parametrize("form", ["fp32", "int8"])
-def test_states_are_the_bits_that_decoding_sees(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.train.taps._PIECE", 17)
-    target, tokens = tiny_decoder(WINDOWS, form, threads=2), random_ids(70)
-    cache = Cache(target)
-    passes = [cache.run(piece(0, [token], at), features=(0, 2, 3)) for at, token in enumerate(tokens)]
-    for layer, states in zip((2, 0, 3), Taps(target, (2, 0, 3))(tokens), strict=True):
-        assert torch.equal(states, torch.cat([scores.features[layer] for scores in passes]))
+def test_states_are_those_that_decoding_sees(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several texts in one pass, longer than a pass or not, rounded and otherwise to the bit."""
+    monkeypatch.setattr("paceline.train.features._PIECE", 17)
+    target, texts = tiny_decoder(WINDOWS, form, threads=2), [random_ids(70), random_ids(3), random_ids(20, seed=1)]
+    features = Features(target, (2, 0, 3))
+    for text, states in zip(texts, features([Example.of(text, ()) for text in texts]), strict=True):
+        cache = Cache(target)
+        passes = [cache.run(piece(0, [token], at), features=(0, 2, 3)) for at, token in enumerate(text)]
+        for place, layer in enumerate((2, 0, 3)):
+            assert torch.equal(states[:, place], torch.cat([scores.features[layer] for scores in passes]).bfloat16())
+    assert features.rows == 93
 
 
-def test_states_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_kept_within_a_bound() -> None:
     target = tiny_decoder(tiny_spec(max_positions=12))
-    runs = 0
-    forward = target.forward
-
-    def counted(*given: Any, **more: Any) -> Any:
-        nonlocal runs
-        runs += 1
-        return forward(*given, **more)
-
-    monkeypatch.setattr(target, "forward", counted)
-    taps = Taps(target, (1, 2), memory=2 * 40 * 4 * 10)
-    for tokens, expected in (([1, 2, 3, 4, 5, 6], 1), ([1, 2, 3, 4, 5, 6], 1), ([1, 2, 3, 4, 5], 2)):
-        taps(tokens)
-        assert runs == expected
-    taps([1, 2, 3, 4, 5])  # for which there was no room
-    assert runs == 3
-    taps([1, 2, 3, 4])  # and for this there is
-    taps([1, 2, 3, 4])
-    assert runs == 4
+    features = Features(target, (1, 2), memory=2 * 40 * 2 * 10)
+    for tokens, rows in (([1, 2, 3, 4, 5, 6], 6), ([1, 2, 3, 4, 5, 6], 6), ([1, 2, 3, 4, 5], 11)):
+        features([Example.of(tokens, ())])
+        assert features.rows == rows
+    features([Example.of([1, 2, 3, 4, 5], ())])  # for which there was no room
+    assert features.rows == 16
+    features([Example.of([1, 2, 3, 4], ())])  # and for this there is
+    features([Example.of([1, 2, 3, 4], ())] * 2)
+    assert features.rows == 20
     with pytest.raises(ContextLengthError, match=r"13 tokens.*12"):
-        taps(range(13))
+        features([Example.of(range(13), ())])
 
 
 @pytest.mark.parametrize(("form", "tolerance"), [("fp32", 1e-5), ("bf16", 0.02), ("int8", 0.04)])

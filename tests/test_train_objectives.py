@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,23 +11,26 @@ from torch.nn import functional as F
 from paceline.heads.eagle import EagleNetwork
 from paceline.heads.medusa import MedusaNetwork
 from paceline.heads.spec import EagleSpec, MedusaSpec
+from paceline.train.eagle import EagleObjective
 from paceline.train.examples import Example
-from paceline.train.objectives import objective_for
+from paceline.train.features import Features
+from paceline.train.judge import Judge
+from paceline.train.medusa import MedusaObjective
 from paceline.train.pack import Pack
 from paceline.train.shared import Shared
 from paceline.train.start import new_head
-from paceline.train.taps import Taps
 from tests.decoders import VOCAB, random_ids, tiny_decoder, tiny_spec
 from tests.heads import EAGLES, tiny_eagle, tiny_medusa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
     from paceline.heads.head import Head
     from paceline.targets.decoder import Decoder
-    from paceline.train.objectives import Against, Measured
+    from paceline.train.judge import Against
+    from paceline.train.objective import Measured, Objective
 
 EXAMPLES = [
     Example.of(random_ids(6, seed=1), random_ids(5, seed=2)),
@@ -43,6 +46,19 @@ HEADS = {
 }
 
 
+def objective_for(head: Head, shared: Shared, against: Against = "tokens", **options: Any) -> Objective:
+    judge = Judge(shared, head.target_ids, against)
+    if head.spec.kind == "medusa":
+        return MedusaObjective(head, shared, judge)
+    return EagleObjective(head, shared, judge, **options)
+
+
+def taps(target: Decoder, layers: Sequence[int], tokens: Sequence[int]) -> list[Tensor]:
+    """The states that packs have, layer by layer, float32 [T, hidden]."""
+    (states,) = Features(target, layers)([Example.of(tokens, ())])
+    return list(states.float().unbind(1))
+
+
 @pytest.fixture(scope="module")
 def target() -> Decoder:
     return tiny_decoder(tiny_spec(logit_softcap=4.0))
@@ -52,8 +68,8 @@ def target() -> Decoder:
 @pytest.mark.parametrize("name", HEADS)
 def test_a_pack_is_worth_what_its_drafts_are(name: str, against: Against, target: Decoder) -> None:
     head, shared = HEADS[name], Shared.of(target)
-    objective = objective_for(head, shared, steps=3, against=against, state_weight=0.3)
-    measured = objective(Pack.of(EXAMPLES, Taps(target, objective.layers)))
+    objective = objective_for(head, shared, against, steps=3, state_weight=0.3)
+    measured = objective(Pack.of(EXAMPLES, Features(target, objective.layers)))
     depths = head.spec.heads if isinstance(head.spec, MedusaSpec) else 3
     loss, right, total = expected(head, shared, target, depths, against)
     assert measured.loss.item() == pytest.approx(loss, rel=1e-5)
@@ -68,7 +84,7 @@ def test_more_steps_only_add(name: str, target: Decoder) -> None:
     losses = []
     for steps in (1, 2, 5):
         objective = objective_for(HEADS[name], shared, steps=steps)
-        measured: Measured = objective(Pack.of(EXAMPLES, Taps(target, objective.layers)))
+        measured: Measured = objective(Pack.of(EXAMPLES, Features(target, objective.layers)))
         loss, *_ = expected(HEADS[name], shared, target, steps, "tokens", state_weight=1.0)
         assert measured.loss.item() == pytest.approx(loss, rel=1e-5)
         losses.append(loss)
@@ -79,7 +95,7 @@ def test_more_steps_only_add(name: str, target: Decoder) -> None:
 def test_every_tensor_learns_and_nothing_of_the_target_does(name: str, target: Decoder) -> None:
     shared = Shared.of(target)
     objective = objective_for(HEADS[name], shared)
-    torch.autograd.backward(objective(Pack.of(EXAMPLES, Taps(target, objective.layers))).loss)
+    torch.autograd.backward(objective(Pack.of(EXAMPLES, Features(target, objective.layers))).loss)
     for key, parameter in objective.network.named_parameters():
         assert parameter.grad is not None, key
         assert bool(parameter.grad.abs().sum() > 0), key
@@ -91,7 +107,7 @@ def test_a_label_that_the_head_has_no_column_for_does_not_count_and_is_no_hit(ta
     answers = {token for example in EXAMPLES for token in example.tokens}
     ids = [token for token in range(VOCAB) if token not in answers]
     objective = objective_for(new_head("eagle3", shared, 0, ids=ids), shared)
-    measured = objective(Pack.of(EXAMPLES, Taps(target, objective.layers)))
+    measured = objective(Pack.of(EXAMPLES, Features(target, objective.layers)))
     assert measured.loss.item() == 0.0
     assert measured.right == (0, 0, 0)
     assert measured.total[0] == 16
@@ -114,12 +130,12 @@ def drafts(
     spec = head.spec
     tap = [len(target.spec.layers)]
     if isinstance(spec, MedusaSpec):
-        state = shared.states(Taps(target, tap)(tokens)[0][root])
+        state = shared.states(taps(target, tap, tokens)[0][root])
         yield from ((logits, None) for logits in MedusaNetwork(spec, head.tensors, head=shared.head)(state))
         return
     network = EagleNetwork(spec, head.tensors, embedding=shared.embedding, head=shared.head)
-    taps = Taps(target, spec.taps(len(target.spec.layers)))(tokens[: root + 1])
-    states = network.fuse(shared.states(taps[0]) if spec.kind == "eagle" else torch.cat(taps, 1))
+    seen = taps(target, spec.taps(len(target.spec.layers)), tokens[: root + 1])
+    states = network.fuse(shared.states(seen[0]) if spec.kind == "eagle" else torch.cat(seen, 1))
     outputs, cache = network(torch.tensor(tokens[1 : root + 2]), states, torch.arange(root + 1))
     for depth in range(len(tokens)):
         yield network.logits(outputs[-1]), outputs[-1]
@@ -138,7 +154,7 @@ def expected(
     ids = head.target_ids.tolist()
     for example in EXAMPLES:
         tokens, counts = example.tokens, example.counts
-        (final,) = Taps(target, [len(target.spec.layers)])(tokens)
+        (final,) = taps(target, [len(target.spec.layers)], tokens)
         for root in range(len(tokens) - 2):
             for depth, (logits, state) in zip(range(depths), drafts(head, shared, target, tokens, root), strict=False):
                 place = root + 2 + depth
@@ -152,7 +168,7 @@ def expected(
                 if against == "tokens":
                     if tokens[place] in ids:
                         losses[depth].append(-logits.log_softmax(0)[ids.index(tokens[place])].item())
-                elif int(wanted.argmax()) in ids:
+                elif tokens[place] in ids:
                     p, q = wanted[ids].softmax(0), logits.softmax(0)
                     losses[depth].append(float((p * (p / q).log()).sum()))
     loss = sum(0.8**depth * (mean(losses[depth]) + state_weight * mean(apart[depth])) for depth in range(depths))

@@ -24,7 +24,7 @@ from paceline.prompts import read_prompts, spread
 from paceline.sampling import Sampling
 from paceline.targets.hub import DEFAULT_MODEL
 from paceline.train.examples import answered
-from paceline.train.loop import Recipe
+from paceline.train.recipe import Recipe
 from paceline.train.trainer import train_head
 from paceline.verify import Verdict, Verifier
 from tests.bench_models import model_folder, prompts, tiny_llm

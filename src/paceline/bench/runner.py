@@ -4,16 +4,15 @@ stopped."""
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import OptionError, ResourceError
+from paceline.errors import OptionError
+from paceline.journal import append, whole_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
-    from typing import TextIO
 
 _STAMPS = ("code", "machine")
 """What makes a cell comparable, besides its settings: one taken on other code or another machine is taken again."""
@@ -67,7 +66,7 @@ class Runner:
     def _read(self, path: Path) -> dict[str, dict[str, Any]]:
         stamps = {stamp: self.environment.get(stamp) for stamp in _STAMPS}
         cells: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(_whole_lines(path), 1):
+        for number, line in enumerate(whole_lines(path), 1):
             try:
                 entry = json.loads(line)
                 fits = entry["settings"] == self.settings and all(entry[s] == v for s, v in stamps.items())
@@ -82,30 +81,8 @@ class Runner:
             return
         stamps = {key: self.environment.get(key) for key in ("commit", *_STAMPS, "versions")}
         entry |= {**stamps, "date": datetime.now(UTC).isoformat(timespec="seconds")}
-        with _opened(self._path) as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        append(self._path, entry)
 
 
 def _key(name: Mapping[str, Any]) -> str:
     return json.dumps(name, sort_keys=True)
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file, from which a last line that was cut is removed."""
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    # Not splitlines(): a line separator inside a text is no end of a line.
-    return whole.decode("utf-8", errors="replace").split("\n")[:-1]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise ResourceError(f"{path} cannot be written: {error}.") from error

@@ -33,6 +33,7 @@ VERBS = {
     "env": "Show the versions, the processor, and the kernels in use.",
     "verify": "Compare every token with and without speculation.",
     "bench": "Measure speed and quality.",
+    "train": "Train a drafter for a target, on what the target itself says.",
 }
 _UsageError = typer.BadParameter.mro()[1]  # typer has it, but exports no name for it
 

@@ -98,58 +98,73 @@ class EagleNetwork(HeadNetwork):
         Returns:
             The outputs [..., T, hidden], which `logits` and `next_state` read, and the grown cache.
         """
-        spec = self.spec
         rows = tokens.shape[-1]
         past = cache[0][0].shape[-2] if cache else 0
         if visible is None:
             visible = torch.ones(rows, past + rows, dtype=torch.bool, device=tokens.device).tril(past)
-        embedded = self.embed(tokens)
-        if spec.kind == "eagle":
-            x = residual = self.linear("fc", torch.cat([embedded, states], -1))
-        else:
-            normed = rms_norm(states, self.weight("hidden_norm"), spec.norm_eps)
-            residual = normed if spec.norm_before_residual else states
-            x = torch.cat([rms_norm(embedded, self.weight("embed_norm"), spec.norm_eps), normed], -1)
+        share = self.spec.heads // self.spec.kv_heads
+        x, residual = self.entry(tokens, states)
         grown: Cache = []
-        for layer in range(spec.layers):
-            if layer:
-                residual = x
-                x = rms_norm(x, self.weight(f"layers.{layer}.attn_norm"), spec.norm_eps)
-            attended, kept = self._attend(layer, x, positions, visible, cache[layer] if cache else None)
-            grown.append(kept)
-            x = residual + attended
-            x = x + self._mlp(layer, rms_norm(x, self.weight(f"layers.{layer}.mlp_norm"), spec.norm_eps))
+        for layer in range(self.spec.layers):
+            x = self.before(layer, x)
+            query, keys, values = (self.project(layer, role, x, positions) for role in ("q", "k", "v"))
+            if cache:
+                keys, values = torch.cat([cache[layer][0], keys], -2), torch.cat([cache[layer][1], values], -2)
+            attended = F.scaled_dot_product_attention(
+                query, keys.repeat_interleave(share, -3), values.repeat_interleave(share, -3), attn_mask=visible
+            )
+            grown.append((keys, values))
+            x = residual = self.behind(layer, residual, attended)
         return x, grown
+
+    def entry(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer reads [..., H or 2 H], and what its output is added to [..., H], of rows that are given
+        as to `forward`."""
+        embedded = self.embed(tokens)
+        if self.spec.kind == "eagle":
+            x = self.linear("fc", torch.cat([embedded, states], -1))
+            return x, x
+        normed = rms_norm(states, self.weight("hidden_norm"), self.spec.norm_eps)
+        x = torch.cat([rms_norm(embedded, self.weight("embed_norm"), self.spec.norm_eps), normed], -1)
+        return x, normed if self.spec.norm_before_residual else states
+
+    def before(self, layer: int, x: Tensor) -> Tensor:
+        """What the products q, k and v of a layer read: of the first its input, of others the normed output of the
+        layer before."""
+        return rms_norm(x, self.weight(f"layers.{layer}.attn_norm"), self.spec.norm_eps) if layer else x
+
+    def project(self, layer: int, role: str, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries, keys or values ("q", "k", "v") [..., heads, T, head_dim] of rows [..., T, inputs] at positions
+        [T]."""
+        found = self.linear(f"layers.{layer}.{role}", x)
+        found = found.reshape(*x.shape[:-1], -1, self.spec.head_dim).transpose(-2, -3)
+        if role == "v":
+            return found
+        if self.spec.qk_norm:
+            found = rms_norm(found, self.weight(f"layers.{layer}.{role}_norm"), self.spec.norm_eps)
+        return rotate(found, positions, self.spec.rope)
+
+    def behind(self, layer: int, residual: Tensor, attended: Tensor) -> Tensor:
+        """A layer's output [..., T, H] from what attention gave [..., heads, T, head_dim]."""
+        x = residual + self.linear(f"layers.{layer}.o", attended.transpose(-2, -3).flatten(-2))
+        return x + self._mlp(layer, rms_norm(x, self.weight(f"layers.{layer}.mlp_norm"), self.spec.norm_eps))
 
     def next_state(self, outputs: Tensor) -> Tensor:
         """What stands in for the target's state of the next row [..., hidden]."""
-        return self._normed(outputs) if self.spec.norm_output else outputs
+        return self.normed(outputs) if self.spec.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits [..., draft_vocab_size] of the token two places after each row's state."""
-        rows = self._normed(outputs) if self.spec.kind == "eagle3" else outputs
-        return F.linear(rows, self.weight("head") if self.spec.own_head else self.get_buffer("_target_head"))
+        return F.linear(self.normed(outputs), self.product)
 
-    def _normed(self, outputs: Tensor) -> Tensor:
-        return rms_norm(outputs, self.weight("norm"), self.spec.norm_eps)
+    def normed(self, outputs: Tensor) -> Tensor:
+        """What the head's product reads [..., hidden]."""
+        return rms_norm(outputs, self.weight("norm"), self.spec.norm_eps) if self.spec.kind == "eagle3" else outputs
 
-    def _attend(
-        self, layer: int, x: Tensor, positions: Tensor, visible: Tensor, past: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        spec, name = self.spec, f"layers.{layer}"
-        shape = (*x.shape[:-1], -1, spec.head_dim)
-        query, keys, values = (self.linear(f"{name}.{role}", x).reshape(shape).transpose(-2, -3) for role in "qkv")
-        if spec.qk_norm:
-            query = rms_norm(query, self.weight(f"{name}.q_norm"), spec.norm_eps)
-            keys = rms_norm(keys, self.weight(f"{name}.k_norm"), spec.norm_eps)
-        query, keys = rotate(query, positions, spec.rope), rotate(keys, positions, spec.rope)
-        if past is not None:
-            keys, values = torch.cat([past[0], keys], -2), torch.cat([past[1], values], -2)
-        share = spec.heads // spec.kv_heads
-        attended = F.scaled_dot_product_attention(
-            query, keys.repeat_interleave(share, -3), values.repeat_interleave(share, -3), attn_mask=visible
-        )
-        return self.linear(f"{name}.o", attended.transpose(-2, -3).flatten(-2)), (keys, values)
+    @property
+    def product(self) -> Tensor:
+        """The head's product [draft_vocab_size, hidden], its own or the target's."""
+        return self.weight("head") if self.spec.own_head else self.get_buffer("_target_head")
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         name = f"layers.{layer}"

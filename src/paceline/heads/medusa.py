@@ -41,11 +41,16 @@ class MedusaNetwork(HeadNetwork):
 
         Head h says which token is h + 2 places after the state's own.
         """
-        return torch.stack([self._head(head, states) for head in range(self.spec.heads)])
+        return torch.stack([F.linear(self.behind(head, states), self.product(head)) for head in range(self.spec.heads)])
 
-    def _head(self, head: int, x: Tensor) -> Tensor:
+    def behind(self, head: int, states: Tensor) -> Tensor:
+        """What the product of one head reads [..., hidden]."""
         for layer in range(self.spec.layers):
-            x = x + F.silu(self.linear(f"heads.{head}.layers.{layer}", x))
+            states = states + F.silu(self.linear(f"heads.{head}.layers.{layer}", states))
+        return states
+
+    def product(self, head: int) -> Tensor:
+        """The product of one head that gives logits [draft_vocab_size, hidden]."""
         if self.spec.head == "target":
-            return F.linear(x, self.get_buffer("_target_head"))
-        return self.linear("head" if self.spec.head == "shared" else f"heads.{head}.head", x)
+            return self.get_buffer("_target_head")
+        return self.weight("head" if self.spec.head == "shared" else f"heads.{head}.head")

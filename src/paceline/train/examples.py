@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import OptionError
 from paceline.sampling import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline.llm import LLM
     from paceline.text import Tokenizer
+    from paceline.train.data import Text
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Example:
 
     tokens: tuple[int, ...]
     counts: tuple[bool, ...]
+
+    @property
+    def counted(self) -> int:
+        """How many of its tokens count."""
+        return sum(self.counts)
 
     @classmethod
     def of(cls, prompt: Sequence[int], answer: Sequence[int]) -> Example:
@@ -45,6 +51,24 @@ def answered(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int = 256) 
     return [Example.of(c.prompt_token_ids, c.token_ids) for c in completions if c.token_ids]
 
 
+def encoded(texts: Iterable[Text], chat_ids: Callable[[Any], list[int]], tokenizer: Tokenizer) -> list[Example]:
+    """Texts with answers as examples: the template of inference, and only the answer counts.
+
+    Args:
+        chat_ids: the ids of messages up to the beginning of the answer, as for inference.
+    """
+    return [Example.of(chat_ids(list(text.messages)), _answer(text, tokenizer)) for text in texts]
+
+
+def _answer(text: Text, tokenizer: Tokenizer) -> list[int]:
+    """The ids of an answer; one that ended by itself ends with the token that said so."""
+    if text.answer_ids is not None:
+        return list(text.answer_ids)
+    assert text.answer is not None
+    end = tokenizer.eos_ids[:1] if text.finished else ()
+    return [*tokenizer.encode(text.answer, add_special_tokens=False), *end]
+
+
 def preview(example: Example, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
     """An example as text with its special tokens, cut where it begins or ceases to count: each part, and whether its
     tokens count."""
@@ -52,18 +76,35 @@ def preview(example: Example, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
     return [(tokenizer.decode([token for token, _ in run], skip_special_tokens=False), counts) for counts, run in runs]
 
 
-def frequent_ids(examples: Iterable[Example], size: int, vocab_size: int) -> list[int]:
-    """The ids of a draft vocabulary, ascending: the most frequent of the tokens that count, ties to the lower id.
+def ranked_ids(examples: Iterable[Example], vocab_size: int) -> list[int]:
+    """All ids, those first that occur most often among the tokens that count.
 
-    Where fewer than ``size`` occur the lowest others fill it up: those that a tokenizer merged first are frequent.
+    Ties go to the lower id: those that a tokenizer merged first are frequent.
+    """
+    counted = Counter(
+        token for example in examples for token, counts in zip(example.tokens, example.counts, strict=True) if counts
+    )
+    return sorted(range(vocab_size), key=lambda token: (-counted[token], token))
+
+
+def frequent_ids(examples: Iterable[Example], size: int, vocab_size: int) -> list[int]:
+    """The ids of a draft vocabulary, ascending: the first ``size`` of `ranked_ids`.
 
     Raises:
         OptionError: ``size`` is not 1 to ``vocab_size``.
     """
     if not 1 <= size <= vocab_size:
         raise OptionError(f"a draft vocabulary has 1 to {vocab_size} ids for this target, not {size}.")
-    counted = Counter(
-        token for example in examples for token, counts in zip(example.tokens, example.counts, strict=True) if counts
+    return sorted(ranked_ids(examples, vocab_size)[:size])
+
+
+def coverage(examples: Iterable[Example], ids: Iterable[int]) -> float:
+    """The share of the tokens that count for which there is an id."""
+    known = set(ids)
+    found = Counter(
+        token in known
+        for example in examples
+        for token, counts in zip(example.tokens, example.counts, strict=True)
+        if counts
     )
-    ranked = sorted(range(vocab_size), key=lambda token: (-counted[token], token))
-    return sorted(ranked[:size])
+    return found[True] / max(1, found.total())

@@ -48,6 +48,11 @@ class Shared:
         """The states after the final norm, from its inputs [..., hidden]."""
         return rms_norm(tap, self.norm, self.spec.norm_eps)
 
+    def product(self, ids: Tensor) -> Tensor:
+        """What gives the target's logits of some ids from its states after the final norm, [len(ids), hidden], before
+        a softcap."""
+        return self.head[ids] * self.spec.logit_multiplier
+
     def logits(self, tap: Tensor) -> Tensor:
         """The target's own logits [..., vocab_size] of the next token, from the inputs of the final norm; -inf for
         ids that it may not emit."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline.heads.head import Provenance
+from paceline.train.eagle import EagleObjective
 from paceline.train.examples import frequent_ids
-from paceline.train.loop import train
-from paceline.train.objectives import objective_for
+from paceline.train.features import Features
+from paceline.train.judge import Judge
+from paceline.train.loop import Progress, Training
+from paceline.train.medusa import MedusaObjective
 from paceline.train.pack import Reader
 from paceline.train.shared import Shared
 from paceline.train.start import new_head
-from paceline.train.taps import Taps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,8 +23,8 @@ if TYPE_CHECKING:
     from paceline.heads.make import HeadKind
     from paceline.targets.load import Loaded
     from paceline.train.examples import Example
-    from paceline.train.loop import Progress, Recipe
-    from paceline.train.objectives import Against
+    from paceline.train.judge import Against
+    from paceline.train.recipe import Recipe
 
 
 def train_head(
@@ -35,7 +39,7 @@ def train_head(
     against: Against = "tokens",
     report: Callable[[Progress], None] | None = None,
 ) -> Head:
-    """Train a new head for ``target``.
+    """Train a new head for ``target``, all in memory.
 
     Args:
         columns: the size of the draft vocabulary of EAGLE-3 and Medusa heads, at most all ids; EAGLE-1 and 2 draft
@@ -54,6 +58,18 @@ def train_head(
     shared = Shared.of(decoder)
     ids = None if kind == "eagle" else frequent_ids(examples, min(columns, decoder.vocab_size), decoder.vocab_size)
     head = new_head(kind, shared, recipe.seed, ids=ids, heads=depth)
-    objective = objective_for(head, shared, steps=depth, against=against)
-    reader = Reader(examples, Taps(decoder, objective.layers), rows)
-    return train(objective, reader, recipe, report, target.name)
+    judge = Judge(shared, head.target_ids, against)
+    objective = (
+        MedusaObjective(head, shared, judge) if kind == "medusa" else EagleObjective(head, shared, judge, steps=depth)
+    )
+    reader = Reader(examples, Features(decoder, objective.layers), rows, recipe.seed)
+    training = Training(objective, reader, recipe)
+    for epoch in range(round(recipe.epochs)):
+        progress = Progress.of(epoch + 1, [training.step() for _ in reader.epoch(epoch)])
+        if report is not None:
+            report(progress)
+        if recipe.enough is not None and min(progress.accuracy) >= recipe.enough:
+            break
+    with training.averaged():
+        tensors = objective.network.tensors()
+    return replace(head, tensors=tensors, provenance=Provenance("trained", None, target.name))
