@@ -70,10 +70,10 @@ def eagle3(
     quiet: Quiet = False,
 ) -> int:
     given = {"data": data, "training": training, "running": running, "head": head}
-    kinds = {"data": Data, "training": Recipe, "running": Running, "head": Eagle3Options}
+    kinds = {"training": Recipe, "running": Running, "head": Eagle3Options, "data": Data}
     options = configured(config, kinds, given)
     make = partial(Eagle3, options["head"])
-    return _train("eagle3", make, model, engine, options, output, preview, as_json=as_json, quiet=quiet)
+    return _train(Eagle3.kind, make, model, engine, options, output, preview, as_json=as_json, quiet=quiet)
 
 
 @command(help="Have the target answer prompts, to train on: written as they come, and taken up again.")
@@ -121,8 +121,8 @@ def configured(path: Path | None, kinds: dict[str, type], given: dict[str, dict[
             found[name] = TypeAdapter(kind).validate_python({**own, **given[name]})
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise OptionError(f"{where or name}: {first['msg'].removeprefix('Value error, ')}") from error
+            where = "".join(f"{part}: " for part in first["loc"][:1])
+            raise OptionError(where + first["msg"].removeprefix("Value error, ")) from error
     return found
 
 

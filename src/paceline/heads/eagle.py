@@ -137,7 +137,8 @@ class EagleNetwork(HeadNetwork):
         """Queries, keys or values ("q", "k", "v") [..., heads, T, head_dim] of rows [..., T, inputs] at positions
         [T]."""
         found = self.linear(f"layers.{layer}.{role}", x)
-        found = found.reshape(*x.shape[:-1], -1, self.spec.head_dim).transpose(-2, -3)
+        heads = self.spec.heads if role == "q" else self.spec.kv_heads
+        found = found.reshape(*x.shape[:-1], heads, self.spec.head_dim).transpose(-2, -3)
         if role == "v":
             return found
         if self.spec.qk_norm:

@@ -87,6 +87,8 @@ class Eagle3:
         coverage: the share of the answers' tokens that its vocabulary has.
     """
 
+    kind = "eagle3"
+
     def __init__(
         self, options: Eagle3Options, target: Loaded, shared: Shared, examples: Sequence[Example], seed: int
     ) -> None:
@@ -108,7 +110,7 @@ class Eagle3:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"kind": "eagle3", "options": asdict(self._options)}
+        return {"kind": self.kind, "options": asdict(self._options)}
 
     @property
     def summary(self) -> str:

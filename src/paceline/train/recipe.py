@@ -26,7 +26,7 @@ class Recipe:
         enough: end after an epoch in which the drafter was right so often at every depth; None trains to the end.
     """
 
-    epochs: float
+    epochs: float = 2.0
     rate: float = 1e-3
     warmup: float = 0.05
     floor: float = 0.0
