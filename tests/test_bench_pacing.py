@@ -30,6 +30,12 @@ def llm(model_folder: Path) -> AsyncLLM:
     return AsyncLLM(str(model_folder), speculation=False, threads=2, max_num_seqs=2, cache_memory=1 << 24)
 
 
+@pytest.fixture(autouse=True)
+def costs_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be kept in the cache folder that other modules of tests share."""
+    monkeypatch.setattr(AsyncLLM, "calibrate", lambda self: None)
+
+
 def runner(path: Path | None = None) -> Runner:
     return Runner(path, ENVIRONMENT, {}, lambda line: None)
 
@@ -103,7 +109,7 @@ def test_the_grid_is_taken_and_taken_up_again(llm: AsyncLLM, tmp_path: Path) -> 
     assert len(report["cells"]) == 8
     assert report["missing"] == 0
     assert all(row["differing"] == 0 for row in report["cells"])
-    assert all(list(row["methods"]) == [PLAIN, AUTO, "length 2", "length 4"] for row in report["cells"])
+    assert all(set(row["methods"]) == {PLAIN, AUTO, "length 2", "length 4"} for row in report["cells"])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {len(line["result"]["decode"]) for line in lines if line["cell"]["times"] == 1} == {3}
     assert {len(line["result"]["decode"]) for line in lines if line["cell"]["times"] == 4} <= {4}
