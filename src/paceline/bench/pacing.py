@@ -168,7 +168,7 @@ class Pacing:
                 method.name: self.runner.cell(names[method.name], partial(self._measured, loop, place, method, times))
                 for method in rotated(methods, number + places.index(place))
             }
-            found[place].append(turn)
+            found[place].append({method.name: turn[method.name] for method in methods})
         return found
 
     def _again(self, loop: asyncio.Runner, place: Place) -> list[dict[str, Any]] | None:
