@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.arrivals import Closed
@@ -39,8 +39,7 @@ WRONG = ("differing", "lost", "held")
 """What a report counts of which there must be nothing."""
 _WANTED = {"both": ("accepted", "rejected"), "accepted": ("accepted",), "rejected": ("rejected",), "none": ()}
 _WRONG = 0.1  # of a prediction
-_PAUSES = (0.0, 0.0, 0.0, 0.3)  # seconds before a request is sent
-_MOMENT = 0.05  # seconds after which a request is left that is left before any chunk
+_PAUSES = (0.0, 0.0, 0.0, 0.3, 1.0, 3.0)  # seconds before a request is sent: they come in waves
 _PATIENCE = 1800.0  # seconds within which a request comes to its end
 
 
@@ -128,7 +127,7 @@ class Crowd:
             await self._llm.forget()
             wishes: Any = {**constraint, "speculation": False}
             came = _none_yet(visitor)
-            await self._follow(visitor, wishes, None, came)
+            await self._follow(replace(visitor, chunks=None, seconds=None), wishes, came)
             return {"answers": [_answer(one) for one in came]}
 
         answers: list[Answer] = self._runner.cell({"alone": visitor.id}, lambda: loop.run(take()))["answers"]
@@ -155,7 +154,7 @@ class Crowd:
             came = _none_yet(visitor)
             await asyncio.sleep(pauses[place])
             try:
-                await self._follow(visitor, self._wishes(visitor, expected[visitor.id]), visitor.leaves, came)
+                await self._follow(visitor, self._wishes(visitor, expected[visitor.id]), came)
             except (PacelineError, TimeoutError) as error:
                 lost = repr(error)
             found[place] = _outcome(visitor, expected[visitor.id], came, lost)
@@ -170,8 +169,8 @@ class Crowd:
         answer = spoiled(expected[0]["ids"], self._llm.loaded.decoder.vocab_size, _WRONG, 0, visitor.id)
         return {**visitor.wishes, "prediction": answer}
 
-    async def _follow(self, visitor: Visitor, wishes: Wishes, leaves: int | None, came: Sequence[_Came]) -> None:
-        """Note what comes of each choice, until the end or until so many chunks have come.
+    async def _follow(self, visitor: Visitor, wishes: Wishes, came: Sequence[_Came]) -> None:
+        """Note what comes of each choice, until the end or until it is left.
 
         Raises:
             PacelineError: the request broke off.
@@ -179,12 +178,12 @@ class Crowd:
         """
         chunks = 0
         async with self._llm.stream(list(visitor.ids), visitor.sampling, **wishes) as stream:
-            with suppress(*[TimeoutError] * (leaves == 0)):
-                async with asyncio.timeout(_MOMENT if leaves == 0 else _PATIENCE):
+            with suppress(*[TimeoutError] * (visitor.seconds is not None)):
+                async with asyncio.timeout(_PATIENCE if visitor.seconds is None else visitor.seconds):
                     async for chunk in stream:
                         came[chunk.choice].add(chunk)
                         chunks += 1
-                        if chunks == leaves:
+                        if chunks == visitor.chunks:
                             break
 
     def _held(self) -> int:
@@ -214,7 +213,7 @@ class Crowd:
             found[names[outcome["request"]]].update(
                 requests=1,
                 differing=len(outcome["differences"]),
-                **{key: outcome[key] for key in ("drafted", "accepted", "rejected")},
+                **{key: outcome[key] for key in ("preemptions", "drafted", "accepted", "rejected")},
             )
         return {name: dict(counts) for name, counts in sorted(found.items())}
 

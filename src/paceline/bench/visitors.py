@@ -53,7 +53,6 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 0.5, "frequency_penalty": 0.5},
     {"logprobs": 2},
     {"logprobs": 0, "logprobs_mode": "processed"},
-    {"n": 3},
     {"prompt_logprobs": 1},
     {"stop": ["?", "\n\n"]},
     {"stop": " the ", "include_stop_str_in_output": True},
@@ -61,14 +60,17 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
     {"min_tokens": 8},
 )
 _HARMLESS = _SETTINGS[:7]  # to a constraint, which leaves few tokens
-_LENGTHS = (1, 8, 32, 96, 96, 96)
+_LENGTHS = (1, 8, 32, 96, 96, 96, 96)
+_CHOICES = (1, 1, 1, 1, 1, 1, 1, 2, 4)  # several answers begin with the pages of one, and grow to more than there are
 _LONGEST = 1200  # tokens of a prompt
 _SHARED = 0.4  # of the requests begin with one of a few long texts
 _BEGINNINGS = (300, 600, 1200, 6000)  # characters of two of them
 _QUESTIONS = (100, 100, 100, 6000)
 _RECITED = 40  # tokens that a constraint allows, but for a few that are swapped
 _PREDICTED = 0.2  # of the requests, beside those that draft from nothing else, come with a prediction
-_LEAVE = 0.15  # of the requests are left before their end
+_LEAVE = 0.2  # of the requests are left, most of them before their end
+_CHUNKS = (1, 3, 10)
+_SECONDS = (0.05, 0.5, 3.0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Visitor:
         way: how it drafts.
         wishes: what else it says.
         predicted: whether it comes with the answer that it will get, some tokens of which are wrong.
-        leaves: after so many chunks it is left; None to its end.
+        chunks: after so many it is left; None to its end.
+        seconds: after so many it is left, whatever has come; None to its end.
     """
 
     id: str
@@ -91,29 +94,30 @@ class Visitor:
     way: Way
     wishes: Wishes
     predicted: bool
-    leaves: int | None
+    chunks: int | None = None
+    seconds: float | None = None
 
 
 def visitors(
     llm: Front, prompts: Sequence[Prompt], count: int, ways: Sequence[Way] = CROWD, seed: int = 0
 ) -> list[Visitor]:
-    """Draw requests of mixed lengths, settings, seeds, keys and ways to draft, many with a beginning in common.
+    """Draw requests of mixed lengths, settings, seeds and keys, many with a beginning in common.
 
     Args:
         prompts: of which the first turns are asked.
+        ways: how they draft; each has its turn.
         seed: fixes all that is drawn.
     """
     lot = random.Random(seed)
     texts = [prompt.turns[0] for prompt in prompts]
     longest = sorted(texts, key=len)[-2:]
     beginnings = [text[:size] for text in longest for size in _BEGINNINGS]
-    return [_visitor(llm, lot, str(number), texts, beginnings, ways) for number in range(count)]
+    return [_visitor(llm, lot, str(number), texts, beginnings, ways[number % len(ways)]) for number in range(count)]
 
 
 def _visitor(
-    llm: Front, lot: random.Random, number: str, texts: Sequence[str], beginnings: Sequence[str], ways: Sequence[Way]
+    llm: Front, lot: random.Random, number: str, texts: Sequence[str], beginnings: Sequence[str], way: Way
 ) -> Visitor:
-    way = lot.choice(ways)
     question = lot.choice(texts)[: lot.choice(_QUESTIONS)]
     before = [{"role": "system", "content": lot.choice(beginnings)}] if lot.random() < _SHARED else []
     longest = min(_LONGEST, llm.max_model_len - max(_LENGTHS))
@@ -123,6 +127,10 @@ def _visitor(
     if constrained:
         recited = llm.tokenizer.encode(question)[:_RECITED]
         wishes["constraint"] = variations(recited, llm.loaded.decoder.vocab_size, llm.tokenizer.eos_ids)
+    leaves: dict[str, Any] = {}
+    if lot.random() < _LEAVE:
+        name, bounds = lot.choice((("chunks", _CHUNKS), ("seconds", _SECONDS)))
+        leaves[name] = lot.choice(bounds)
     return Visitor(
         number,
         tuple(ids),
@@ -130,7 +138,7 @@ def _visitor(
         way,
         wishes,
         predicted=way.request == "predicted" or (not constrained and lot.random() < _PREDICTED),
-        leaves=lot.choice((0, 1, 3, 10)) if lot.random() < _LEAVE else None,
+        **leaves,
     )
 
 
@@ -143,6 +151,7 @@ def _sampling(lot: random.Random, ids: Sequence[int], constrained: bool) -> Samp
         temperature=lot.choice((0.0, 0.5, 0.8, 1.0)),
         seed=lot.randrange(2**32),
         max_tokens=lot.choice([length for length in _LENGTHS if length >= settings.get("min_tokens", 0)]),
+        n=1 if constrained else lot.choice(_CHOICES),
         ignore_eos=not constrained and lot.random() < 0.6,
         **settings,
     )

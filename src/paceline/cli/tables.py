@@ -59,10 +59,11 @@ def crowded(report: Mapping[str, Any]) -> list[Table]:
     for table, counts in ((seen, report["seen"]), (given, report["by_drafter"])):
         for name, number in counts.items():
             table.add_row(name, f"{number:,}")
-    columns = ("requests", "drafted", "accepted", "rejected", "differing")
+    columns = ("requests", "gave way", "drafted", "accepted", "rejected", "differing")
     drafts = _table("drafts", "method", *columns, wrapped=0)
     for way, found in report["by_way"].items():
-        drafts.add_row(way, *(f"{found[column]:,}" for column in columns))
+        shown = {**found, "gave way": found["preemptions"]}
+        drafts.add_row(way, *(f"{shown[column]:,}" for column in columns))
     return [seen, drafts, given]
 
 
